@@ -1,0 +1,22 @@
+"""Truly sparse neural networks on the GPU: only the non-zero connections exist.
+
+The core works on NumPy and CuPy arrays and imports neither CuPy nor PyTorch by itself; the PyTorch
+layer is ``import snack_cupy.torch``.
+"""
+
+from snack_cupy._jit import CompileError, CudaUnavailableError
+from snack_cupy.ops import sddmm, spmm, spmm_transposed, warmup
+from snack_cupy.topology import Topology
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "CudaUnavailableError",
+    "Topology",
+    "__version__",
+    "sddmm",
+    "spmm",
+    "spmm_transposed",
+    "warmup",
+]

@@ -1,0 +1,99 @@
+"""The table of CUDA kernels: file, name, and the template values each one allows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from snack_cupy import _jit
+from snack_cupy._check import fail
+
+CUDA_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "uint16": "unsigned short",
+    "int32": "int",
+}
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INDICES = ("uint16", "int32")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One CUDA kernel template: ``snack::<name><...>`` of ``cuda/<file>``.
+
+    ``parameters`` maps each template parameter, in order, to the values it may take.
+    """
+
+    file: str
+    name: str
+    parameters: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    def expression(self, **values: Any) -> str:
+        """The name expression of one instance; a value outside the table is a ValueError."""
+        arguments = []
+        for parameter, allowed in self.parameters:
+            if parameter not in values:
+                fail(self.name, "template arguments", f"name {parameter}", sorted(values))
+            value = values.pop(parameter)
+            if value not in allowed:
+                fail(self.name, parameter, f"be one of {allowed}", repr(value))
+            arguments.append(_cuda_text(value))
+        if values:
+            fail(self.name, "template arguments", "be in the table", sorted(values))
+        return f"snack::{self.name}<{', '.join(arguments)}>"
+
+    def instances(self) -> Iterator[dict[str, Any]]:
+        """Every allowed combination of template values."""
+        names = [name for name, _ in self.parameters]
+        for values in itertools.product(*(allowed for _, allowed in self.parameters)):
+            yield dict(zip(names, values, strict=True))
+
+    def get(self, device: int, *, max_shared_bytes: int = 0, **values: Any) -> Any:
+        """The compiled function of one instance on CUDA device ``device``."""
+        return _jit.compile_instance(
+            self.file, self.expression(**values), device, max_shared_bytes
+        )
+
+
+def _cuda_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return CUDA_TYPES.get(value, str(value))
+
+
+SPMM_BATCH_MAJOR = Kernel(
+    "spmm.cu",
+    "spmm_csr_batch_major",
+    (("T", FLOATS), ("I", INDICES), ("kPermuted", (False, True)), ("kBatch", (1, 4, 8))),
+)
+SPMM_FEATURE_MAJOR = Kernel(
+    "spmm.cu",
+    "spmm_csr_feature_major",
+    (("T", FLOATS), ("I", INDICES), ("kPermuted", (False, True)), ("kVec", (1, 4))),
+)
+SDDMM_BATCH_MAJOR = Kernel(
+    "sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES))
+)
+SDDMM_FEATURE_MAJOR = Kernel(
+    "sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES))
+)
+FILL_ROWS = Kernel("snack_coo.cu", "fill_rows", (("T", ("float32", "float64")),))
+SNACK_COO = Kernel(
+    "snack_coo.cu",
+    "spmm_coo_atomic",
+    (("T", ("float32", "float64")), ("R", INDICES), ("I", INDICES)),
+)
+
+KERNELS = (
+    SPMM_BATCH_MAJOR,
+    SPMM_FEATURE_MAJOR,
+    SDDMM_BATCH_MAJOR,
+    SDDMM_FEATURE_MAJOR,
+    FILL_ROWS,
+    SNACK_COO,
+)

@@ -1,0 +1,476 @@
+"""`SnackLinear`: a drop-in linear layer that stores only its non-zero connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from snack_cupy import _check
+from snack_cupy._check import fail
+from snack_cupy.dst import Remap
+from snack_cupy.random import random_topology
+from snack_cupy.topology import Topology, TransposedView
+from snack_cupy.torch import bridge, functional, restructuring
+from snack_cupy.torch.weight import SparseWeight
+
+
+class SnackLinear(nn.Module):
+    """``y = x @ W.T + bias`` with a truly sparse W, in the place of ``torch.nn.Linear``.
+
+    Only the non-zero connections are stored, computed, differentiated and optimised: the weight is
+    one 1-D parameter ``values`` of length nnz and the indices of the topology.
+
+    Parameters
+    ----------
+    in_features, out_features : int
+    bias : bool
+    sparsity : float in [0, 1)
+        Fraction of connections that do not exist. The layer holds exactly
+        ``round((1 - sparsity) * out_features * in_features)`` connections (halves to even), at
+        uniformly random places. Ignored where `topology` is given.
+    topology : Topology, optional
+        The connections, shape (out_features, in_features), copied to the layer's device.
+    device, dtype : as for ``torch.nn.Linear``
+        float32, float64, float16 or bfloat16.
+    generator : torch.Generator, optional
+        Source of the topology and of the initial values; the default generator otherwise. The
+        topology is the same on the CPU and on a GPU.
+
+    Attributes
+    ----------
+    values : Parameter, shape (nnz,)
+        In canonical (row-major) order; its identity never changes.
+    bias : Parameter, shape (out_features,), or None
+    row_offsets : int32 buffer, shape (out_features + 1,)
+    packed_columns : uint8 buffer of 2 * nnz (in_features <= 65536) or int32 buffer of nnz
+
+    Raises
+    ------
+    ValueError
+        A size is negative, the sparsity is outside [0, 1), or the topology has another shape.
+    TypeError
+        An argument or the dtype is of a wrong type.
+
+    Notes
+    -----
+    Initial values are uniform within ``1 / sqrt(fan_in)`` where fan_in is the actual number of
+    connections of the output row; so is the bias.
+
+    A checkpoint holds ``values``, ``row_offsets``, ``columns`` (int32) and ``bias``; loading adopts
+    the topology of the checkpoint, whatever its nnz.
+
+    Source: SNACK, arXiv 2610.04093 (a truly sparse layer in COO form).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from snack_cupy.torch import SnackLinear
+    >>> layer = SnackLinear(64, 32, sparsity=0.9)
+    >>> layer
+    SnackLinear(in_features=64, out_features=32, bias=True, nnz=205, sparsity=0.8999)
+    >>> layer(torch.ones(8, 64)).shape
+    torch.Size([8, 32])
+    """
+
+    values: nn.Parameter
+    bias: nn.Parameter | None
+    row_offsets: torch.Tensor
+    packed_columns: torch.Tensor
+    col_offsets: torch.Tensor | None
+    packed_rows: torch.Tensor | None
+    permutation: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        sparsity: float = 0.9,
+        topology: Topology | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        op = "SnackLinear"
+        k = _check.check_count(op, "in_features", in_features, high=2**31 - 1)
+        m = _check.check_count(op, "out_features", out_features, high=2**31 - 1)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in functional.FLOAT_DTYPES:
+            fail(op, "dtype", f"be one of {functional.FLOAT_DTYPES}", dtype, TypeError)
+        self.in_features, self.out_features = k, m
+        if topology is None:
+            topology = random_topology((m, k), sparsity=sparsity, seed=_seed(generator))
+        elif not isinstance(topology, Topology):
+            fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
+        elif topology.shape != (m, k):
+            fail(op, "topology", f"have shape {(m, k)}", topology.shape)
+        device = torch.get_default_device() if device is None else torch.device(device)
+        with bridge.array_scope(device):
+            host = topology.to_device("cpu")
+        row_offsets = bridge.to_tensor(host.row_offsets.copy()).to(device)
+        packed = bridge.index_to_tensor(host.columns.copy()).to(device)
+        self.register_buffer("row_offsets", row_offsets)
+        self.register_buffer("packed_columns", packed, persistent=False)
+        for name in ("col_offsets", "packed_rows", "permutation"):
+            self.register_buffer(name, None, persistent=False)
+        self._topology: Topology | None = None
+        self.values = nn.Parameter(torch.empty(host.nnz, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(m, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the values and the bias anew: uniform within ``1 / sqrt(fan_in of the row)``."""
+        fan_in = self.row_offsets[1:] - self.row_offsets[:-1]
+        bound = fan_in.clamp(min=1).to(torch.float32).rsqrt()
+        per_entry = torch.repeat_interleave(bound, fan_in, output_size=self.nnz)
+        with torch.no_grad():
+            self._draw(self.values, per_entry, generator)
+            if self.bias is not None:
+                self._draw(self.bias, bound * (fan_in > 0), generator)
+
+    @staticmethod
+    def _draw(
+        parameter: torch.Tensor, bound: torch.Tensor, generator: torch.Generator | None
+    ) -> None:
+        """Uniform within +-bound, the same numbers on every device a CPU generator serves."""
+        if parameter.is_meta:
+            return
+        device = parameter.device if generator is None else generator.device
+        draw = torch.rand(parameter.shape, generator=generator, device=device)
+        parameter.copy_((draw.to(parameter.device) * 2 - 1) * bound)
+
+    # The product
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W.T + bias``: x (..., in_features) to (..., out_features)."""
+        if x.requires_grad and self.permutation is None and torch.is_grad_enabled():
+            self._build_transposed()
+        structure = bridge.Structure(
+            self.row_offsets,
+            self.packed_columns,
+            self.col_offsets,
+            self.packed_rows,
+            self.permutation,
+        )
+        shape = (self.out_features, self.in_features)
+        return functional.linear("SnackLinear", x, self.values, self.bias, structure, shape)
+
+    def _build_transposed(self) -> None:
+        """The column-major view that the input gradient needs, kept from then on."""
+        with bridge.array_scope(self.values.device):
+            view = self.topology.transposed
+            # Buffers own their memory under PyTorch's allocator.
+            self.col_offsets = bridge.to_tensor(view.col_offsets).clone()
+            self.packed_rows = bridge.index_to_tensor(view.rows).clone()
+            self.permutation = bridge.to_tensor(view.permutation).clone()
+        self._topology = None
+
+    # What it is made of
+
+    @property
+    def nnz(self) -> int:
+        """Number of connections."""
+        return self.values.shape[0]
+
+    @property
+    def sparsity(self) -> float:
+        """Actual fraction of connections that do not exist."""
+        size = self.in_features * self.out_features
+        return 1.0 - self.nnz / size if size else 1.0
+
+    @property
+    def weight(self) -> SparseWeight:
+        """Shape, dtype and device of W, without a dense matrix (`SparseWeight`)."""
+        return SparseWeight(self.values, (self.out_features, self.in_features))
+
+    @property
+    def topology(self) -> Topology:
+        """The layer's `Topology`: views of its buffers, so never modify its arrays directly."""
+        held = self._topology
+        if held is None or not self._is_view_of_buffers(held):
+            held = Topology._from_parts(
+                bridge.to_array(self.row_offsets),
+                bridge.index_to_array(self.packed_columns),
+                (self.out_features, self.in_features),
+            )
+            if self.permutation is not None:
+                held._transposed = TransposedView(
+                    bridge.to_array(self.col_offsets),
+                    bridge.index_to_array(self.packed_rows),
+                    bridge.to_array(self.permutation),
+                )
+            self._topology = held
+        return held
+
+    def _is_view_of_buffers(self, topology: Topology) -> bool:
+        return (
+            bridge.address(topology.row_offsets) == self.row_offsets.data_ptr()
+            and bridge.address(topology.columns) == self.packed_columns.data_ptr()
+            and topology.nnz == self.nnz
+            and (topology._transposed is None) == (self.permutation is None)
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes for ``repr``."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, nnz={self.nnz}, sparsity={self.sparsity:.4g}"
+        )
+
+    # From and to dense
+
+    @classmethod
+    def from_dense(
+        cls,
+        linear: nn.Linear,
+        sparsity: float | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> SnackLinear:
+        """A sparse copy of an ``nn.Linear``: its largest weights, or those under a mask.
+
+        Parameters
+        ----------
+        linear : nn.Linear
+            Left unchanged; its device, dtype, bias and training mode are taken over.
+        sparsity : float in [0, 1)
+            Keep ``round((1 - sparsity) * out * in)`` weights of largest magnitude; equal
+            magnitudes keep the lower index.
+        mask : tensor, shape (out_features, in_features)
+            Keep the weights where the mask is non-zero. Exactly one of the two is given.
+
+        Raises
+        ------
+        TypeError
+            ``linear`` is no nn.Linear, or both or neither of `sparsity` and `mask` are given.
+        ValueError
+            The sparsity is outside [0, 1) or the mask has another shape.
+        """
+        op = "SnackLinear.from_dense"
+        if not isinstance(linear, nn.Linear):
+            fail(op, "linear", "be a torch.nn.Linear", type(linear).__name__, TypeError)
+        if (sparsity is None) == (mask is None):
+            got = "both" if mask is not None else "neither"
+            fail(op, "sparsity or mask", "be given, exactly one of them", got, TypeError)
+        weight = linear.weight.detach()
+        if mask is None:
+            _check.check_fraction(op, "sparsity", sparsity)
+            keep = round((1 - float(sparsity)) * weight.numel())  # type: ignore[arg-type]
+            order = weight.abs().flatten().argsort(descending=True, stable=True)
+            mask = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
+            mask[order[:keep]] = True
+            mask = mask.view(weight.shape)
+        elif mask.shape != weight.shape:
+            fail(op, "mask", f"have shape {tuple(weight.shape)}", tuple(mask.shape))
+        mask = mask.to(weight.device) != 0
+        topology = Topology.from_mask(mask.cpu().numpy())
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            bias=linear.bias is not None,
+            topology=topology,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        with torch.no_grad():
+            layer.values.copy_(weight[mask])
+            if layer.bias is not None:
+                layer.bias.copy_(linear.bias)
+        layer.values.requires_grad_(linear.weight.requires_grad)
+        return layer.train(linear.training)
+
+    def to_dense(self) -> nn.Linear:
+        """An ``nn.Linear`` that computes the same function; its weight is out x in elements."""
+        linear = nn.Linear(
+            self.in_features,
+            self.out_features,
+            bias=self.bias is not None,
+            device=self.values.device,
+            dtype=self.values.dtype,
+        )
+        topology = self.topology
+        with torch.no_grad(), bridge.array_scope(self.values.device):
+            positions = bridge.to_tensor(topology.positions)
+            linear.weight.zero_()
+            linear.weight.view(-1)[positions] = self.values
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        linear.weight.requires_grad_(self.values.requires_grad)
+        return linear.train(self.training)
+
+    # Restructuring: see snack_cupy.torch.restructuring
+
+    def prune(
+        self,
+        amount: int | float,
+        *,
+        criterion: str = "magnitude",
+        optimizer: torch.optim.Optimizer | None = None,
+        key: int = 0,
+    ) -> Remap:
+        """Remove connections; nnz falls.
+
+        Parameters
+        ----------
+        amount : int or float
+            Number of connections, or fraction in [0, 1] of the present ones (rounded to the
+            nearest count).
+        criterion : "magnitude" or "random"
+            Which go: the smallest \\|value\\| (ties: the lower index goes first) or random ones.
+        optimizer : torch.optim.Optimizer, optional
+            Its state for ``values`` follows (see `remap_optimizer_state`).
+        key : int
+            Key of the random numbers (`snack_cupy.random.key`).
+
+        Returns
+        -------
+        Remap
+            From the new positions to the old ones.
+
+        Raises
+        ------
+        ValueError, TypeError
+            The amount or the criterion is invalid, or optimiser state cannot follow; nothing is
+            changed then.
+        """
+        return restructuring.prune(self, amount, criterion, optimizer, key)
+
+    def grow(
+        self,
+        amount: int | float,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        key: int = 0,
+    ) -> Remap:
+        """Add connections of value 0 at random inactive places; nnz rises.
+
+        Parameters
+        ----------
+        amount : int or float
+            Number of connections, or fraction of the present ones (rounded).
+        optimizer, key
+            As for `prune`.
+
+        Returns
+        -------
+        Remap
+
+        Raises
+        ------
+        ValueError, TypeError
+            As for `prune`; also where fewer places than `amount` are inactive.
+        """
+        return restructuring.grow(self, amount, optimizer, key)
+
+    def restructure(
+        self,
+        drop_fraction: float,
+        *,
+        criterion: str = "magnitude",
+        optimizer: torch.optim.Optimizer | None = None,
+        key: int = 0,
+    ) -> Remap:
+        """Drop a fraction of the connections and grow as many elsewhere; nnz stays.
+
+        Everything is rewritten in place, so captured CUDA graphs and optimiser references stay
+        valid. Grown connections start at 0 with zero gradient and zero optimiser state; one that is
+        dropped and grown again in the same update survives with its value and state.
+
+        Parameters
+        ----------
+        drop_fraction : float in [0, 1]
+        criterion, optimizer, key
+            As for `prune`.
+
+        Returns
+        -------
+        Remap
+
+        Raises
+        ------
+        ValueError, TypeError
+            As for `prune`.
+
+        Notes
+        -----
+        Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive
+        sparse connectivity inspired by network science", Nature Communications 2018 (SET).
+        """
+        return restructuring.restructure(self, drop_fraction, criterion, optimizer, key)
+
+    # State
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The module without its cached topology, which is made of views."""
+        return {**self.__dict__, "_topology": None}
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "columns"] = bridge.unpack_indices(self.packed_columns)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        names = [prefix + name for name in ("values", "row_offsets", "columns")]
+        if all(name in state_dict for name in names):
+            try:
+                self._adopt_checkpoint(*(state_dict[name] for name in names))
+            except (ValueError, TypeError, IndexError) as error:
+                error_msgs.append(f"{prefix.rstrip('.') or 'SnackLinear'}: {error}")
+                return
+        elif names[2] not in state_dict:
+            missing_keys.append(names[2])
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+        if names[2] in unexpected_keys:
+            unexpected_keys.remove(names[2])
+
+    def _adopt_checkpoint(
+        self, values: torch.Tensor, row_offsets: torch.Tensor, columns: torch.Tensor
+    ) -> None:
+        """Take over a checkpoint's topology; parameters and buffers get its sizes."""
+        if values.shape != columns.shape:
+            fail(
+                "load_state_dict", "values", f"have shape {tuple(columns.shape)}", values.shape
+            )
+        topology = Topology(
+            row_offsets.cpu().numpy(),
+            columns.cpu().numpy(),
+            (self.out_features, self.in_features),
+        )
+        packed = bridge.index_to_tensor(topology.columns)
+        if topology.nnz != self.nnz:
+            with torch.no_grad():
+                self.values.data = self.values.new_empty(topology.nnz)
+                self.values.grad = None
+            self.packed_columns = packed.to(self.packed_columns.device)
+        else:
+            self.packed_columns.copy_(packed)
+        self.row_offsets.copy_(row_offsets)
+        torch.autograd.graph.increment_version(self.values)
+        self.col_offsets = self.packed_rows = self.permutation = None
+        self._topology = None
+
+
+def _seed(generator: torch.Generator | None) -> int:
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))
