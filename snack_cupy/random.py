@@ -18,6 +18,7 @@ from numbers import Integral
 from types import ModuleType
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from snack_cupy import _check
 from snack_cupy._check import fail
@@ -62,7 +63,7 @@ def key(seed: int, name: str = "", step: int = 0) -> int:
     --------
     >>> from snack_cupy.random import key
     >>> hex(key(0)), hex(key(0, "fc1", 100))
-    ('0x0', '0x0')
+    ('0x98208390acceb8a', '0xf9f7bb59bc52e92e')
     """
     for argument, value in (("seed", seed), ("step", step)):
         if not isinstance(value, Integral) or isinstance(value, bool):
@@ -83,8 +84,8 @@ def subkey(key: int, index: int) -> int:
     >>> subkey(1, 0) == subkey(1, 1)
     False
     """
-    counter = np.asarray([_check_key("subkey", index)], np.uint64)
-    return int(hash_counters(_check_key("subkey", key), counter)[0])
+    counter = np.asarray([check_key("subkey", index)], np.uint64)
+    return int(hash_counters(check_key("subkey", key), counter)[0])
 
 
 def mix64(words: Array) -> Array:
@@ -124,7 +125,7 @@ def hash_counters(key: int, counters: Array) -> Array:
     return mix64(words)
 
 
-def uniform(key: int, n: int, dtype: object = np.float32, xp: ModuleType = np) -> Array:
+def uniform(key: int, n: int, dtype: DTypeLike = np.float32, xp: ModuleType = np) -> Array:
     """Uniform numbers in [0, 1): every multiple of ``2^-p`` there is equally likely.
 
     Parameters
@@ -151,11 +152,11 @@ def uniform(key: int, n: int, dtype: object = np.float32, xp: ModuleType = np) -
     --------
     >>> from snack_cupy.random import uniform
     >>> uniform(7, 3)
-    array([], dtype=float32)
+    array([0.3898297 , 0.01678824, 0.90076065], dtype=float32)
     """
-    key = _check_key("uniform", key)
+    key = check_key("uniform", key)
     n = _check.check_count("uniform", "n", n, high=MAX_DOMAIN)
-    dtype = np.dtype(dtype)  # type: ignore[call-overload]
+    dtype = np.dtype(dtype)
     if dtype.name not in _SIGNIFICAND_BITS:
         fail("uniform", "dtype", f"be one of {tuple(_SIGNIFICAND_BITS)}", dtype.name, TypeError)
     bits = _SIGNIFICAND_BITS[dtype.name]
@@ -213,10 +214,10 @@ def permuted_ranks(key: int, n: int, domain: int, xp: ModuleType = np) -> Array:
     --------
     >>> from snack_cupy.random import permuted_ranks
     >>> permuted_ranks(3, 10, 10)
-    array([])
+    array([1, 6, 8, 4, 2, 9, 3, 7, 5, 0])
     """
     op = "permuted_ranks"
-    key = _check_key(op, key)
+    key = check_key(op, key)
     domain = _check.check_count(op, "domain", domain, high=MAX_DOMAIN)
     n = _check.check_count(op, "n", n, high=domain)
     return _permute(key, xp.arange(n, dtype=np.uint64), domain, None, xp).view(np.int64)
@@ -327,7 +328,8 @@ def erdos_renyi_density(shape: tuple[int, int], epsilon: float) -> float:
     return min(1.0, epsilon * (m + k) / (m * k)) if m * k else 0.0
 
 
-def _check_key(op: str, key: object) -> int:
+def check_key(op: str, key: object) -> int:
+    """``key`` must be an integer in [0, 2^64); returned as a plain int."""
     return _check.check_count(op, "key", key, high=WORD - 1)
 
 

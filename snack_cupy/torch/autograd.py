@@ -27,11 +27,13 @@ def _save(ctx: Any, structure: Structure, *dense: torch.Tensor) -> None:
     ctx.save_for_backward(*dense, *structure)
     # Saved-tensor hooks (checkpointing, offloading) hand back other tensors at backward, whose
     # versions tell nothing: keep the buffer that an update bumps, and its version, with the graph.
-    ctx.row_offsets, ctx.version = structure.row_offsets, structure.row_offsets._version
+    # Compiled graphs check the tensors they save themselves.
+    if not torch.compiler.is_compiling():
+        ctx.row_offsets, ctx.version = structure.row_offsets, structure.row_offsets._version
 
 
 def _load(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, Structure]:
-    if ctx.row_offsets._version != ctx.version:
+    if not torch.compiler.is_compiling() and ctx.row_offsets._version != ctx.version:
         raise RuntimeError(STALE)
     first, second, *structure = ctx.saved_tensors
     return first, second, Structure(*structure)
