@@ -47,9 +47,11 @@ __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
-// kVec neighbouring elements moved by one load or store; the address must be aligned to the size.
+// kVec neighbouring elements moved by few loads or stores of at most 16 bytes. The address must be
+// aligned to the size, or to 16 bytes where that is less: newer architectures would move 32 at
+// once.
 template <typename T, int kVec>
-struct alignas(sizeof(T) * kVec) Pack {
+struct alignas(sizeof(T) * kVec < 16 ? sizeof(T) * kVec : 16) Pack {
   T at[kVec];
 };
 

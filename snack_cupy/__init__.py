@@ -5,12 +5,14 @@ layer is ``import snack_cupy.torch``.
 """
 
 from snack_cupy._jit import CompileError, CudaUnavailableError
+from snack_cupy.coo import COOTensor
 from snack_cupy.ops import sddmm, spmm, spmm_transposed, warmup
 from snack_cupy.topology import Topology
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "COOTensor",
     "CompileError",
     "CudaUnavailableError",
     "Topology",

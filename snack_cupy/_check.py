@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NoReturn
 
@@ -72,9 +72,10 @@ def check_count(op: str, argument: str, value: object, *, low: int = 0, high: in
     """``value`` must be an integer within [low, high]; returned as a plain int."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         fail(op, argument, "be an integer", repr(value), TypeError)
-    if not low <= value <= high:
-        fail(op, argument, f"be between {low} and {high}", value)
-    return int(value)
+    count = int(value)
+    if not low <= count <= high:
+        fail(op, argument, f"be between {low} and {high}", count)
+    return count
 
 
 def check_fraction(
@@ -94,7 +95,7 @@ def check_fraction(
 def check_linear_operands(
     op: str,
     topology: Any,
-    operands: dict[str, tuple[Array, tuple[int, ...] | None]],
+    operands: Mapping[str, tuple[Array, tuple[int, ...] | None]],
 ) -> str:
     """Check dense operands of one operation; returns the common dtype name.
 

@@ -7,8 +7,13 @@ instance (one name expression), and kept per device.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
+import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,6 +63,7 @@ def read_source(file: str, folder: Path | None = None) -> str:
 
 def require_cupy() -> ModuleType:
     """CuPy, once it is known to see a device; else `CudaUnavailableError`."""
+    _ensure_cache_folder()
     try:
         import cupy
     except ImportError as error:
@@ -69,6 +75,26 @@ def require_cupy() -> ModuleType:
     if count == 0:
         raise CudaUnavailableError("snack_cupy: no CUDA device is visible")
     return cupy
+
+
+def _ensure_cache_folder() -> None:
+    """Point CuPy at a temporary folder where its own cache folder cannot be written.
+
+    CuPy makes that folder when it is imported, and its import fails where it cannot.
+    """
+    if "cupy" in sys.modules:
+        return
+    chosen = os.environ.get("CUPY_CACHE_DIR")
+    try:
+        folder = Path(chosen) if chosen else Path.home() / ".cupy" / "kernel_cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):
+        usable = False
+    if not usable:
+        temporary = tempfile.mkdtemp(prefix="snack_cupy-kernels-")
+        atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+        os.environ["CUPY_CACHE_DIR"] = temporary
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -42,3 +43,8 @@ def dtype_name(array: Array) -> str:
 def device_of(array: Array) -> str:
     """``"cpu"`` for a NumPy array, ``"cuda:<index>"`` for a CuPy array."""
     return f"cuda:{array.device.id}" if is_cupy(array) else "cpu"
+
+
+def on_device(array: Array) -> contextlib.AbstractContextManager[Any]:
+    """Makes the CUDA device of ``array`` current inside ``with``; nothing for a NumPy array."""
+    return array.device if is_cupy(array) else contextlib.nullcontext()

@@ -76,6 +76,11 @@ SPMM_FEATURE_MAJOR = Kernel(
     "spmm_csr_feature_major",
     (("T", FLOATS), ("I", INDICES), ("kPermuted", (False, True)), ("kVec", (1, 4))),
 )
+SPMM_RESIDENT = Kernel(
+    "spmm_resident.cu",
+    "spmm_csr_resident",
+    (("T", ("float32", "float16", "bfloat16")), ("kBatch", (1, 2, 4, 8))),
+)
 SDDMM_BATCH_MAJOR = Kernel(
     "sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES))
 )
@@ -92,6 +97,7 @@ SNACK_COO = Kernel(
 KERNELS = (
     SPMM_BATCH_MAJOR,
     SPMM_FEATURE_MAJOR,
+    SPMM_RESIDENT,
     SDDMM_BATCH_MAJOR,
     SDDMM_FEATURE_MAJOR,
     FILL_ROWS,

@@ -7,13 +7,12 @@ a layer multiplies ``x @ A.T`` with x of shape (batch, k), here ``batch_major=Tr
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
 from snack_cupy import _check, _jit, dispatch, reference
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, is_cupy
+from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
 from snack_cupy.topology import Topology, index_dtype
 
 
@@ -78,7 +77,7 @@ def spmm(
     >>> spmm(topology, values, np.ones((4, 3)), batch_major=True).shape
     (4, 2)
     """
-    _check_values("spmm", topology, values)
+    _check_topology("spmm", topology)
     operands = {"values": (values, (topology.nnz,)), "dense": (dense, None)}
     if bias is not None:
         operands["bias"] = (bias, (topology.m,))
@@ -99,10 +98,11 @@ def spmm(
             out=target,
         )
         return out
-    indices = topology.packed_rows if kernel == "snack_coo" else topology.row_offsets
-    structure = (indices, topology.columns, None)
-    inputs = (values, _contiguous(dense), None if bias is None else _contiguous(bias))
-    _run("spmm", topology, structure, inputs, out, dense, batch_major, kernel)
+    with on_device(values):
+        indices = topology.packed_rows if kernel == "snack_coo" else topology.row_offsets
+        structure = (indices, topology.columns, None)
+        inputs = (_contiguous(values), _contiguous(dense), _contiguous(bias))
+        _run("spmm", topology, structure, inputs, out, dense, batch_major, kernel)
     return out
 
 
@@ -150,7 +150,7 @@ def spmm_transposed(
     >>> spmm_transposed(topology, np.array([2.0, 3.0, 4.0]), np.array([1.0, 10.0]))
     array([30.,  2., 40.])
     """
-    _check_values("spmm_transposed", topology, values)
+    _check_topology("spmm_transposed", topology)
     operands = {"values": (values, (topology.nnz,)), "dense": (dense, None)}
     _check.check_linear_operands("spmm_transposed", topology, operands)
     shape = _result_shape("spmm_transposed", "dense", dense, topology.m, topology.k, batch_major)
@@ -166,9 +166,10 @@ def spmm_transposed(
             out=_as_matrix(out, batch_major),
         )
         return out
-    structure = topology.transposed
-    inputs = (values, _contiguous(dense), None)
-    _run("spmm_transposed", topology, structure, inputs, out, dense, batch_major, None)
+    with on_device(values):
+        structure = topology.transposed
+        inputs = (_contiguous(values), _contiguous(dense), None)
+        _run("spmm_transposed", topology, structure, inputs, out, dense, batch_major, None)
     return out
 
 
@@ -220,6 +221,7 @@ def sddmm(
     >>> sddmm(topology, np.array([1.0, 10.0]), np.array([2.0, 3.0, 4.0]))
     array([ 3., 20., 40.])
     """
+    _check_topology("sddmm", topology)
     _check.check_linear_operands("sddmm", topology, {"left": (left, None), "right": (right, None)})
     left_rest = _rest_shape("sddmm", "left", left, topology.m, batch_major)
     right_rest = _rest_shape("sddmm", "right", right, topology.k, batch_major)
@@ -237,9 +239,10 @@ def sddmm(
             out=out,
         )
         return out
-    structure = (topology.row_offsets, topology.columns)
-    inputs = (_contiguous(left), _contiguous(right))
-    _run("sddmm", topology, structure, inputs, out, left, batch_major, None)
+    with on_device(left):
+        structure = (topology.row_offsets, topology.columns)
+        inputs = (_contiguous(left), _contiguous(right))
+        _run("sddmm", topology, structure, inputs, out, left, batch_major, None)
     return out
 
 
@@ -271,6 +274,7 @@ def warmup(
     ValueError
         The dtype is not supported, or the batch is negative.
     """
+    _check_topology("warmup", topology)
     _check.check_count("warmup", "batch", batch, high=2**31 - 1)
     if dtype not in _check.VALUE_DTYPES:
         fail("warmup", "dtype", f"be one of {_check.VALUE_DTYPES}", repr(dtype))
@@ -321,7 +325,7 @@ def _run(
     batch_major: bool,
     kernel: str | None,
 ) -> None:
-    """Plan and launch on CuPy's current stream."""
+    """Plan and launch on CuPy's current stream of the topology's device, which is current."""
     if out.size == 0:
         return
     n = _batch_size(dense, batch_major)
@@ -332,13 +336,12 @@ def _run(
         return
     cupy = _jit.require_cupy()
     pointers = tuple(0 if a is None else int(a.data.ptr) for a in (*structure, *inputs, out))
-    aligned = all(pointer % 16 == 0 for pointer in pointers[len(structure) :])
+    aligned = all(pointer % 16 == 0 for pointer in pointers[1:])  # offsets are read one by one
     problem = problem_of(
         op, topology, n, dtype_name(out), batch_major, aligned=aligned, kernel=kernel
     )
-    with topology.columns.device:
-        plan = dispatch.plan(problem, topology.columns.device.id)
-        _jit.launch(plan, pointers, cupy.cuda.get_current_stream())
+    plan = dispatch.plan(problem, topology.columns.device.id)
+    _jit.launch(plan, pointers, cupy.cuda.get_current_stream())
 
 
 def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:
@@ -350,10 +353,9 @@ def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:
         out[...] = bias[:, None]
 
 
-def _check_values(op: str, topology: object, values: object) -> None:
+def _check_topology(op: str, topology: object) -> None:
     if not isinstance(topology, Topology):
         fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
-    _check.check_array(op, "values", values)
 
 
 def _check_kernel(op: str, kernel: str | None, dtype: str, batch_major: bool) -> None:
@@ -374,7 +376,7 @@ def _rest_shape(
         fail(op, argument, rule, dense.ndim)
     axis = -1 if batch_major else 0
     if dense.shape[axis] != features:
-        rule = f"have shape {'(..., ' if batch_major else '('}{features}{'' if batch_major else ', n'})"
+        rule = f"have shape (..., {features})" if batch_major else f"have {features} rows"
         fail(op, argument, rule, tuple(dense.shape))
     return tuple(dense.shape[:-1] if batch_major else dense.shape[1:])
 
@@ -398,8 +400,8 @@ def _as_matrix(dense: Array, batch_major: bool) -> Array:
     return dense.reshape(dense.shape[0], _batch_size(dense, False))
 
 
-def _contiguous(array: Array) -> Array:
-    return get_array_module(array).ascontiguousarray(array)
+def _contiguous(array: Array | None) -> Array | None:
+    return None if array is None else get_array_module(array).ascontiguousarray(array)
 
 
 def _output(
@@ -412,7 +414,7 @@ def _output(
     """``out`` once checked, or a new array."""
     xp = get_array_module(like)
     if out is None:
-        with like.device if is_cupy(like) else contextlib.nullcontext():
+        with on_device(like):
             return xp.empty(shape, dtype=like.dtype)
     _check.check_array(op, "out", out)
     if get_array_module(out) is not xp:

@@ -1,13 +1,7 @@
 """Counter-based random numbers and random topologies, the same on NumPy and CuPy.
 
-Every number is a pure function of a 64-bit key and a counter, in unsigned 64-bit arithmetic that
-wraps: nothing depends on the device, on the order of evaluation or on numbers drawn before.
-
-Two building blocks. `hash_counters` is SplitMix64 (Steele, Lea, Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014) read as a function of its counter. `permuted_ranks`
-is a keyed permutation of ``range(domain)``, so that distinct ranks come without a sort, a table or
-a rejection loop over duplicates (Mitchell et al., "Bandwidth-Optimal Random Shuffling for GPUs",
-2021).
+Every number is a pure function of a 64-bit key and a counter: nothing depends on the device, on the
+order of evaluation or on numbers drawn before.
 """
 
 from __future__ import annotations
@@ -22,19 +16,17 @@ from numpy.typing import DTypeLike
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, get_array_module
+from snack_cupy._coords import coords_dtype
+from snack_cupy._counters import WORD, hash_counters, permute
+from snack_cupy._xp import Array
+from snack_cupy.coo import COOTensor
 from snack_cupy.topology import Topology
 
-GOLDEN = 0x9E3779B97F4A7C15
-WORD = 2**64
 MAX_DOMAIN = 2**62
 DISTRIBUTIONS = ("uniform", "balanced")
 
 # Bits of the significand: a uniform number is that many random bits over their range.
 _SIGNIFICAND_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-
-# NumPy works through long arrays in pieces: temporaries stay small and in cache. CuPy does not.
-_NUMPY_BLOCK = 1 << 16
 
 
 def key(seed: int, name: str = "", step: int = 0) -> int:
@@ -88,43 +80,6 @@ def subkey(key: int, index: int) -> int:
     return int(hash_counters(check_key("subkey", key), counter)[0])
 
 
-def mix64(words: Array) -> Array:
-    """SplitMix64's finaliser, a bijection of 64-bit words that changes about half of their bits.
-
-    Parameters
-    ----------
-    words : uint64 array, any shape
-
-    Returns
-    -------
-    uint64 array, same shape
-    """
-    words = words ^ (words >> np.uint64(30))
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
-
-
-def hash_counters(key: int, counters: Array) -> Array:
-    """Random words: ``mix64(key + (counter + 1) * golden)``, output ``counter`` of SplitMix64.
-
-    Parameters
-    ----------
-    key : int
-        In [0, 2^64).
-    counters : uint64 array, any shape
-
-    Returns
-    -------
-    uint64 array, same shape
-    """
-    words = counters * np.uint64(GOLDEN)
-    words += np.uint64((key + GOLDEN) % WORD)
-    return mix64(words)
-
-
 def uniform(key: int, n: int, dtype: DTypeLike = np.float32, xp: ModuleType = np) -> Array:
     """Uniform numbers in [0, 1): every multiple of ``2^-p`` there is equally likely.
 
@@ -133,7 +88,7 @@ def uniform(key: int, n: int, dtype: DTypeLike = np.float32, xp: ModuleType = np
     key : int
         In [0, 2^64); see `key`.
     n : int
-    dtype : float64 (p = 53), float32 (24), float16 (11) or bfloat16 (8)
+    dtype : float64 (p = 53), float32 (24), float16 (11) or, on NumPy, bfloat16 (8)
     xp : module
         ``numpy`` or ``cupy``, on its current device.
 
@@ -157,8 +112,9 @@ def uniform(key: int, n: int, dtype: DTypeLike = np.float32, xp: ModuleType = np
     key = check_key("uniform", key)
     n = _check.check_count("uniform", "n", n, high=MAX_DOMAIN)
     dtype = np.dtype(dtype)
-    if dtype.name not in _SIGNIFICAND_BITS:
-        fail("uniform", "dtype", f"be one of {tuple(_SIGNIFICAND_BITS)}", dtype.name, TypeError)
+    allowed = tuple(name for name in _SIGNIFICAND_BITS if xp is np or name != "bfloat16")
+    if dtype.name not in allowed:
+        fail("uniform", "dtype", f"be one of {allowed}", dtype.name, TypeError)
     bits = _SIGNIFICAND_BITS[dtype.name]
     words = hash_counters(key, xp.arange(n, dtype=np.uint64)) >> np.uint64(64 - bits)
     wide = np.float64 if bits == 53 else np.float32
@@ -195,12 +151,12 @@ def permuted_ranks(key: int, n: int, domain: int, xp: ModuleType = np) -> Array:
 
     Notes
     -----
-    The permutation is an alternating Feistel network over mixed radices (Black, Rogaway, "Ciphers
-    with arbitrary finite domains", 2002): with ``a = ceil(sqrt(domain))``, ``b = ceil(domain / a)``
-    a rank is ``left * b + right``, and the rounds add to one half, modulo its radix, a hash of the
-    other. Fewer than ``a`` of the ``a * b`` images lie outside the domain; those are permuted again
-    until they fall inside (cycle walking), which keeps the map a permutation. A rank needs
-    ``a * b / domain`` passes on average: at most 4/3, and ``1 + 1 / sqrt(domain)`` for large ones.
+    The permutation is an alternating Feistel network over mixed radices: with
+    ``a = ceil(sqrt(domain))``, ``b = ceil(domain / a)`` a rank is ``left * b + right``, and the
+    rounds add to one half, modulo its radix, a hash of the other. Fewer than ``a`` of the ``a * b``
+    images lie outside the domain; those are permuted again until they fall inside (cycle walking),
+    which keeps the map a permutation. A rank needs ``a * b / domain`` passes on average: at most
+    4/3, and about ``1 + 1 / sqrt(domain)`` for large domains.
 
     Rounds: 24 below a domain of 2^16, else 12. With ideal round functions the distribution of two
     images approaches the uniform one by a factor of about the smaller radix every two rounds. The
@@ -209,6 +165,9 @@ def permuted_ranks(key: int, n: int, domain: int, xp: ModuleType = np) -> Array:
 
     Memory O(n). On CuPy each pass after the first, and the end, takes one synchronisation (to
     learn how many ranks remain), so usually two; none where ``a * b == domain``.
+
+    Sources: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; Mitchell et al.,
+    "Bandwidth-Optimal Random Shuffling for GPUs", ACM TOPC 2022.
 
     Examples
     --------
@@ -220,7 +179,7 @@ def permuted_ranks(key: int, n: int, domain: int, xp: ModuleType = np) -> Array:
     key = check_key(op, key)
     domain = _check.check_count(op, "domain", domain, high=MAX_DOMAIN)
     n = _check.check_count(op, "n", n, high=domain)
-    return _permute(key, xp.arange(n, dtype=np.uint64), domain, None, xp).view(np.int64)
+    return permute(key, xp.arange(n, dtype=np.uint64), domain).view(np.int64)
 
 
 def random_topology(
@@ -295,6 +254,63 @@ def random_topology(
         positions = permuted_ranks(stream, nnz, m * k, xp)
     positions.sort()
     return Topology._from_positions(positions, (m, k))
+
+
+def random(
+    shape: tuple[int, ...],
+    density: float = 0.1,
+    dtype: DTypeLike = np.float32,
+    seed: int = 0,
+    xp: ModuleType = np,
+) -> COOTensor:
+    """Random sparse tensor: uniform numbers in (0, 1] at uniformly random positions.
+
+    Parameters
+    ----------
+    shape : tuple of ints
+        At least one; m * k * ... is at most 2^62.
+    density : float in [0, 1]
+        nnz is ``round(density * m * k * ...)``, halves to even.
+    dtype : float32, float64, float16 or, on NumPy, bfloat16
+    seed : int
+    xp : module
+        ``numpy`` or ``cupy``, on its current device; both give the same tensor.
+
+    Returns
+    -------
+    COOTensor
+        Sorted, without duplicates and without stored zeros.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument has the wrong type or is out of range, or nnz is 2^31 or more.
+
+    Examples
+    --------
+    >>> from snack_cupy.random import random
+    >>> random((4, 5, 6), density=0.25)
+    <COOTensor: shape=(4, 5, 6), dtype=float32, nnz=30, device='cpu'>
+    """
+    op = "random"
+    sizes = _check.check_matrix_shape(op, shape, ndim=None)
+    if not sizes:
+        fail(op, "shape", "have at least 1 entry", sizes)
+    size = math.prod(sizes)
+    if size > MAX_DOMAIN:
+        fail(op, "shape", f"have a product of at most {MAX_DOMAIN}", sizes)
+    fraction = _check.check_fraction(op, "density", density, include_one=True)
+    nnz = min(round(fraction * size), size)
+    _check.check_nnz(op, nnz)
+    stream = key(seed)
+    data = 1 - uniform(subkey(stream, 0), nnz, dtype, xp)
+    rest = permuted_ranks(subkey(stream, 1), nnz, size, xp)
+    rest.sort()
+    coords = xp.empty((len(sizes), nnz), coords_dtype(sizes))
+    for axis in reversed(range(len(sizes))):
+        coords[axis] = rest % max(sizes[axis], 1)
+        rest = rest // max(sizes[axis], 1)
+    return COOTensor._from_parts(coords, data, sizes, is_sorted=True, has_duplicates=False)
 
 
 def erdos_renyi_density(shape: tuple[int, int], epsilon: float) -> float:
@@ -373,52 +389,5 @@ def _balanced_positions(key: int, nnz: int, m: int, k: int, xp: ModuleType) -> A
     row = xp.concatenate([entry // width, longer])
     place = xp.concatenate([entry % width, xp.full(extra, base, np.uint64)])
     tweak = hash_counters(subkey(key, 1), row)
-    column = _permute(subkey(key, 2), place, k, tweak, xp)
+    column = permute(subkey(key, 2), place, k, tweak)
     return (row * np.uint64(k) + column).view(np.int64)
-
-
-def _permute(key: int, ranks: Array, domain: int, tweak: Array | None, xp: ModuleType) -> Array:
-    """Image of each rank (uint64); ``tweak`` (uint64, same length) selects its permutation."""
-    n = ranks.shape[0]
-    if xp is np and n > _NUMPY_BLOCK:
-        images = np.empty_like(ranks)
-        for start in range(0, n, _NUMPY_BLOCK):
-            part = slice(start, start + _NUMPY_BLOCK)
-            images[part] = _permute(
-                key, ranks[part], domain, None if tweak is None else tweak[part], xp
-            )
-        return images
-    if n == 0:
-        return ranks
-    a = math.isqrt(domain - 1) + 1
-    b = -(-domain // a)
-    images = _feistel(key, ranks, a, b, _rounds(domain), tweak)
-    while a * b > domain:
-        outside = xp.flatnonzero(images >= np.uint64(domain))
-        if outside.shape[0] == 0:
-            break
-        selected = None if tweak is None else tweak[outside]
-        images[outside] = _feistel(key, images[outside], a, b, _rounds(domain), selected)
-    return images
-
-
-def _rounds(domain: int) -> int:
-    return 24 if domain < 2**16 else 12
-
-
-def _feistel(key: int, ranks: Array, a: int, b: int, rounds: int, tweak: Array | None) -> Array:
-    """A permutation of ``range(a * b)``; even rounds change the left half, odd ones the right."""
-    xp = get_array_module(ranks)
-    halves = [ranks // np.uint64(b), ranks % np.uint64(b)]
-    radices = [np.uint64(a), np.uint64(b)]
-    for i, round_key in enumerate(hash_counters(key, np.arange(rounds, dtype=np.uint64))):
-        changed, read = i % 2, 1 - i % 2
-        source = halves[read] if tweak is None else halves[read] ^ tweak
-        # The high word, scaled to [0, radix): radix <= 2^31, so the product fits 63 bits.
-        step = mix64(source + round_key) >> np.uint64(32)
-        step *= radices[changed]
-        step >>= np.uint64(32)
-        step += halves[changed]
-        # Modulo the radix: where the sum is below it, the difference wraps to a huge number.
-        halves[changed] = xp.minimum(step, step - radices[changed])
-    return halves[0] * np.uint64(b) + halves[1]

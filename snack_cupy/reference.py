@@ -33,18 +33,24 @@ _MAX_GATHERED = 1 << 18  # numbers gathered at a time by sddmm; 2^16 to 2^20 mea
 _TILE_BYTES = 2 << 20
 _MIN_TILE_ROWS = 32
 
-# Estimated nanoseconds of an operation, as coefficients (a, b, c, d):
+# How many times faster the tiles must be. OpenBLAS's threads wait for each other in a spin: on two
+# cores shared with another busy process, a tile of 1 MiB took 30 to 60 ms in place of 0.4 ms,
+# while SciPy's single-threaded product kept its time.
+_TILE_ADVANTAGE = 3
+# Estimated time in nanoseconds, with coefficients (a, b, c, d, e):
 #   entry by entry  nnz * (a + b * n)
-#   as tiles        m * k * (c + d * n)
+#   as tiles        tiles * c + m * k * (d + e * n)
+# Fitted to the least of many runs in float32 on 2 cores of an AMD EPYC 7003 (NumPy 2.4 with
+# OpenBLAS, SciPy 1.17), m x k from 256 x 256 to 4096 x 4096, densities 1 to 50 %, n from 8 to 256.
 _COST = {
-    "spmm": (1.2, 0.23, 0.35, 0.016),
-    "spmm_transposed": (2.0, 0.23, 0.35, 0.017),
-    "sddmm": (3.0, 0.50, 0.30, 0.018),
+    "spmm": (2.5, 0.16, 50e3, 0.6, 0.013),
+    "spmm_transposed": (1.0, 0.16, 50e3, 0.6, 0.013),
+    "sddmm": (3.0, 0.50, 40e3, 0.6, 0.014),
 }
 
 
 def choose_tile_rows(op: str, m: int, k: int, nnz: int, n: int, dtype: Any) -> int:
-    """Rows of the dense tiles with which `op` is fastest, or 0 where entry by entry is faster.
+    """Rows of the dense tiles with which `op` is much faster, or 0 to work entry by entry.
 
     Parameters
     ----------
@@ -55,22 +61,23 @@ def choose_tile_rows(op: str, m: int, k: int, nnz: int, n: int, dtype: Any) -> i
 
     Examples
     --------
-    >>> choose_tile_rows("spmm", 1024, 1024, 209715, 64, "float32")
+    >>> choose_tile_rows("spmm", 1024, 1024, 524288, 64, "float32")
     256
-    >>> choose_tile_rows("spmm", 1024, 1024, 10486, 64, "float32")
+    >>> choose_tile_rows("spmm", 1024, 1024, 104858, 64, "float32")
     0
     """
     dtype = np.dtype(dtype)
-    if dtype.char not in "fdFD":
+    # For one column a tile was 1.5 to 6 times as slow at every density: it is used only once.
+    if dtype.char not in "fdFD" or n < 2:
         return 0
     # A quarter of the rows, so that a tile is never the matrix; and BLAS needs a few rows.
     rows = min(max(_TILE_BYTES // max(1, k * dtype.itemsize), _MIN_TILE_ROWS), m // 4)
     if rows < _MIN_TILE_ROWS or rows * k * dtype.itemsize > 2 * _TILE_BYTES:
         return 0
-    per_entry, per_product, per_cell, per_cell_product = _COST[op]
+    per_entry, per_product, per_tile, per_cell, per_cell_product = _COST[op]
     by_entry = nnz * (per_entry + per_product * n)
-    by_tile = m * k * (per_cell + per_cell_product * n)
-    return rows if by_tile < by_entry else 0
+    by_tile = -(-m // rows) * per_tile + m * k * (per_cell + per_cell_product * n)
+    return rows if _TILE_ADVANTAGE * by_tile < by_entry else 0
 
 
 @np.errstate(over="ignore", invalid="ignore")  # infinities and NaNs are results, as on the GPU
@@ -139,7 +146,8 @@ def spmm(
             if gathered:  # `operand` was too long to be copied: take its rows entry by entry
                 index = np.arange(span.stop - span.start, dtype=np.int32)
                 matrix = _csr(row_offsets, index, values[span], rows, span, len(index), dtype)
-                part = matrix @ _rows_at(operand, columns[span], dtype)
+                buffer = np.empty((len(index), operand.shape[1]), dtype)
+                part = matrix @ _take_rows(operand, columns[span], buffer)
             else:
                 matrix = _csr(row_offsets, columns[span], values[span], rows, span, k, dtype)
                 if tiled:
@@ -290,14 +298,13 @@ def sddmm(
 
 def _add_dots(total: Array, left: Array, right: Array, row: Array, col: Array) -> None:
     """Add the dot product of ``left[row[j]]`` and ``right[col[j]]`` to ``total[j]``."""
-    step = max(1, _MAX_GATHERED // left.shape[1])
-    for start in range(0, len(total), step):
-        part = slice(start, start + step)
-        total[part] += np.einsum(
-            "jn,jn->j",
-            _rows_at(left, row[part], total.dtype),
-            _rows_at(right, col[part], total.dtype),
-        )
+    step = max(1, min(len(total), _MAX_GATHERED // left.shape[1]))
+    left_rows, right_rows = np.empty((2, step, left.shape[1]), total.dtype)
+    for part in _blocks(len(total), step):
+        _take_rows(left, row[part], left_rows)
+        _take_rows(right, col[part], right_rows)
+        size = part.stop - part.start
+        total[part] += np.einsum("jn,jn->j", left_rows[:size], right_rows[:size])
 
 
 def _result(out: Array | None, shape: tuple[int, ...], first: Array, second: Array) -> Array:
@@ -359,13 +366,14 @@ def _load(dense: Array, dtype: np.dtype[Any], *, any_order: bool = False) -> Arr
     return copy
 
 
-def _rows_at(dense: Array, index: Array, dtype: np.dtype[Any]) -> Array:
-    """Rows `index` of a matrix, C-contiguous in `dtype`; nothing else is copied."""
-    if dense.flags.c_contiguous:
-        rows = dense.take(index, axis=0, mode="clip")  # `take` would copy any other layout whole
+def _take_rows(dense: Array, index: Array, out: Array) -> Array:
+    """Rows `index` of a matrix, written into the first rows of `out`; nothing else is copied."""
+    rows = out[: len(index)]
+    if dense.flags.c_contiguous and dense.dtype == out.dtype:
+        dense.take(index, axis=0, out=rows, mode="clip")  # in any other order it copies `dense`
     else:
-        rows = dense[index]
-    return np.ascontiguousarray(rows, dtype)
+        rows[...] = dense[index]
+    return rows
 
 
 def _all_finite(dense: Array) -> bool:

@@ -277,7 +277,7 @@ class Topology:
         return Topology._from_parts(self.row_offsets.copy(), self.columns.copy(), self.shape)
 
     def to_device(self, device: str) -> Topology:
-        """This topology on ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
+        """The topology on ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
 
         Returns itself where it is there already.
 
@@ -369,7 +369,8 @@ def check_coords(op: str, row: Array, col: Array, shape: tuple[int, int]) -> Non
         return
     xp = get_array_module(row)
     # One copy to the host for the four bounds.
-    bounds = xp.stack([array.astype(np.int64) for array in (row.min(), row.max(), col.min(), col.max())])
+    extremes = (row.min(), row.max(), col.min(), col.max())
+    bounds = xp.stack([extreme.astype(np.int64) for extreme in extremes])
     row_min, row_max, col_min, col_max = bounds.tolist()
     for name, low, high, size in (
         ("row", row_min, row_max, shape[0]),

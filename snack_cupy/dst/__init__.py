@@ -4,12 +4,12 @@
 
 >>> import numpy as np
 >>> from snack_cupy import dst, random
->>> topology = random.random_topology((4, 6), density=0.5, seed=1)
->>> values = np.arange(1.0, 13.0)
+>>> topology = random.random_topology((4, 10), density=0.2, seed=3)
+>>> values = np.arange(1.0, 9.0)
 >>> row_offsets, columns, remap = dst.restructure(topology, values, 0.25, key=random.key(1))
 >>> topology.update(row_offsets, columns)
 >>> remap.apply(values)
-array([])
+array([3., 4., 5., 6., 0., 0., 7., 8.])
 """
 
 from snack_cupy.dst.drop import random_drop, smallest_magnitude

@@ -1,18 +1,10 @@
-"""Two array helpers of the updates."""
+"""An array helper of the updates."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
 import numpy as np
 
-from snack_cupy._xp import Array, get_array_module, is_cupy
-
-
-def on_device_of(array: Array) -> Any:
-    """Context in which new arrays are made on the device of ``array``."""
-    return array.device if is_cupy(array) else contextlib.nullcontext()
+from snack_cupy._xp import Array, get_array_module
 
 
 def compact(mask: Array, count: int) -> Array:

@@ -17,8 +17,7 @@ import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, device_of, get_array_module, is_numpy
-from snack_cupy.dst._arrays import on_device_of
+from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
 from snack_cupy.random import permuted_ranks
 
 Criterion = Callable[[Array, int, int], Array]
@@ -66,7 +65,7 @@ def smallest_magnitude(values: Array, n: int, key: int = 0) -> Array:
     op = "smallest_magnitude"
     nnz = _check_values(op, values)
     n = _check.check_count(op, "n", n, high=nnz)
-    with on_device_of(values):
+    with on_device(values):
         xp = get_array_module(values)
         if n in (0, nnz):
             return xp.full(nnz, n > 0)
@@ -111,7 +110,7 @@ def random_drop(values: Array, n: int, key: int) -> Array:
     """
     nnz = _check_values("random_drop", values)
     n = _check.check_count("random_drop", "n", n, high=nnz)
-    with on_device_of(values):
+    with on_device(values):
         xp = get_array_module(values)
         dropped = xp.zeros(nnz, bool)
         dropped[permuted_ranks(key, n, nnz, xp)] = True

@@ -17,8 +17,7 @@ import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array
-from snack_cupy.dst._arrays import on_device_of
+from snack_cupy._xp import Array, on_device
 from snack_cupy.random import permuted_ranks
 from snack_cupy.topology import Topology
 
@@ -64,7 +63,7 @@ def random_growth(topology: Topology, n: int, key: int) -> Array:
     array([1, 3])
     """
     n = check_growth_count("random_growth", topology, n)
-    with on_device_of(topology.columns):
+    with on_device(topology.columns):
         xp = topology.xp
         ranks = permuted_ranks(key, n, count_inactive(topology), xp)
         ranks.sort()

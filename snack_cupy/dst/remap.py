@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, device_of, dtype_name, get_array_module
-from snack_cupy.dst._arrays import on_device_of
+from snack_cupy._xp import Array, device_of, dtype_name, get_array_module, is_array, on_device
 
 
 class Remap:
@@ -97,19 +97,19 @@ class Remap:
         """Whether nothing moves, comes or goes (waits for the device, once)."""
         if self.nnz_new != self.nnz_old:
             return False
-        with on_device_of(self.new_to_old):
+        with on_device(self.new_to_old):
             xp = get_array_module(self.new_to_old)
             return bool((self.new_to_old == xp.arange(self.nnz_old, dtype=np.int32)).all())
 
-    def apply(self, array: Array, fill: object = 0, out: Array | None = None) -> Array:
+    def apply(self, array: Array, fill: Any = 0, out: Array | None = None) -> Array:
         """``out[i] = array[new_to_old[i]]``, or ``fill`` where the connection is new.
 
         Parameters
         ----------
         array : array, shape (nnz_old, ...), any dtype, on the device of the remap
-        fill : scalar or array
-            For new connections; anything that broadcasts to the result, e.g. an array of shape
-            (nnz_new, ...) of fresh values. Cast to the dtype of ``array``.
+        fill : scalar, or array on the device of the remap
+            For new connections; an array broadcasts to the result, e.g. one of shape
+            (nnz_new, ...) with fresh values. Cast to the dtype of ``array``.
         out : array, shape (nnz_new, ...), dtype and device of `array`, optional
             Written only once the result exists; may be ``array`` itself.
 
@@ -121,7 +121,8 @@ class Remap:
         Raises
         ------
         TypeError
-            ``array`` or ``out`` is no array, or their dtypes differ.
+            ``array`` or ``out`` is no array, their dtypes differ, or ``fill`` is neither a scalar
+            nor an array.
         ValueError
             A shape or a device is another one, or ``fill`` does not broadcast.
 
@@ -150,9 +151,9 @@ class Remap:
             _check.check_same_device(op, "out", out, device)
             _check.check_dtype(op, "out", out, (dtype_name(array),))
             _check.check_shape(op, "out", out, shape)
-        with on_device_of(array):
+        with on_device(array):
             xp = get_array_module(array)
-            filling = xp.asarray(fill, dtype=array.dtype)
+            filling = self._filling(op, fill, array.dtype, shape)
             if self.nnz_old:
                 index = xp.maximum(self.new_to_old, np.int32(0))
                 result = xp.take(array, index, axis=0)
@@ -161,10 +162,6 @@ class Remap:
                 result = xp.empty(shape, array.dtype)
                 new = xp.ones(self.nnz_new, bool)
             new = new.reshape(-1, *(1,) * (array.ndim - 1))
-            try:
-                filling = xp.broadcast_to(filling, shape)
-            except ValueError:
-                fail(op, "fill", f"broadcast to {shape}", f"shape {filling.shape}")
             xp.copyto(result, filling, where=xp.broadcast_to(new, shape))
             if out is None:
                 return result
@@ -205,6 +202,18 @@ class Remap:
             fail(op, "later.nnz_old", f"equal nnz_new ({self.nnz_new})", later.nnz_old)
         return Remap._from_parts(later.apply(self.new_to_old, fill=-1), self.nnz_old)
 
+    def _filling(self, op: str, fill: Any, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
+        if not is_array(fill):
+            if not np.isscalar(fill):
+                fail(op, "fill", "be a scalar or an array", type(fill).__name__, TypeError)
+            return dtype.type(fill)  # stays on the host: no transfer
+        _check.check_same_device(op, "fill", fill, device_of(self.new_to_old))
+        xp = get_array_module(fill)
+        try:
+            return xp.broadcast_to(fill, shape).astype(dtype, copy=False)
+        except ValueError:
+            fail(op, "fill", f"broadcast to {shape}", f"shape {fill.shape}")
+
     def _check_entries(self) -> None:
         if self.nnz_new == 0:
             return
@@ -212,7 +221,7 @@ class Remap:
         if low < -1 or high >= self.nnz_old:
             got = low if low < -1 else high
             fail("Remap", "new_to_old", f"hold entries in [-1, {self.nnz_old})", got, IndexError)
-        with on_device_of(self.new_to_old):
+        with on_device(self.new_to_old):
             xp = get_array_module(self.new_to_old)
             twice = xp.bincount(self.new_to_old + np.int32(1), minlength=1)[1:] > 1
         if bool(twice.any()):

@@ -14,8 +14,8 @@ import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, get_array_module
-from snack_cupy.dst._arrays import compact, on_device_of
+from snack_cupy._xp import Array, get_array_module, on_device
+from snack_cupy.dst._arrays import compact
 from snack_cupy.dst.drop import Criterion, check_mask, select_drop
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
 from snack_cupy.dst.remap import Remap
@@ -127,7 +127,7 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     """
     n = check_growth_count("grow", topology, n)
     key = check_key("grow", key)
-    with on_device_of(topology.columns):
+    with on_device(topology.columns):
         grown = select_growth("grow", growth, topology, n, key)
         positions, new_to_old, _ = _merge(topology, grown)
         return *split_positions(positions, topology.shape), Remap._from_parts(
@@ -209,7 +209,7 @@ def restructure(
         fail(op, "regrown", f"be one of {REGROWN}", repr(regrown))
     _check_values(op, topology, values)
     key = check_key(op, key)
-    with on_device_of(topology.columns):
+    with on_device(topology.columns):
         dropped = select_drop(op, criterion, values, n, subkey(key, 0))
         row_offsets, columns, pruned = _keep(topology, ~dropped, nnz - n)
         remaining = Topology._from_parts(row_offsets, columns, topology.shape)
@@ -223,7 +223,7 @@ def restructure(
 
 def _keep(topology: Topology, keep_mask: Array, count: int) -> Change:
     """The structure of the ``count`` connections that ``keep_mask`` keeps."""
-    with on_device_of(topology.columns):
+    with on_device(topology.columns):
         xp, nnz = topology.xp, topology.nnz
         kept = compact(keep_mask, count)
         kept_before = xp.zeros(nnz + 1, np.int32)

@@ -103,13 +103,18 @@ def address(array: Array) -> int:
 
 
 class Structure(NamedTuple):
-    """The arrays of a `Topology` as tensors; the column-major view is None until needed."""
+    """The arrays of a `Topology` as tensors; the column-major view is None until needed.
+
+    ``owner`` is the topology whose memory they share, where an update may write it behind PyTorch's
+    back: the tensors' versions tell nothing then, and its own is watched.
+    """
 
     row_offsets: torch.Tensor
     columns: torch.Tensor
     col_offsets: torch.Tensor | None = None
     rows: torch.Tensor | None = None
     permutation: torch.Tensor | None = None
+    owner: Topology | None = None
 
 
 _structures: weakref.WeakKeyDictionary[Topology, tuple[int, Structure]] = (
@@ -121,9 +126,7 @@ def structure_of(topology: Topology, *, transposed: bool) -> Structure:
     """The tensors of a topology, sharing its memory, made once per version of it."""
     version, structure = _structures.get(topology, (-1, None))
     if structure is None or version != topology.version:
-        structure = Structure(
-            to_tensor(topology.row_offsets), index_to_tensor(topology.columns)
-        )
+        structure = Structure(to_tensor(topology.row_offsets), index_to_tensor(topology.columns))
     if transposed and structure.permutation is None:
         view = topology.transposed
         structure = structure._replace(
@@ -132,7 +135,7 @@ def structure_of(topology: Topology, *, transposed: bool) -> Structure:
             permutation=to_tensor(view.permutation),
         )
     _structures[topology] = (topology.version, structure)
-    return structure
+    return structure._replace(owner=topology)  # not kept: the cache holds topologies weakly
 
 
 class RawStream:

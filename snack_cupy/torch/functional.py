@@ -64,6 +64,9 @@ def spmm(
     tensor([[2., 7.]])
     """
     _check_topology("spmm", topology, values)
+    _check_tensor("spmm", "x", x)
+    if bias is not None:
+        _check_tensor("spmm", "bias", bias)
     need_transposed = torch.is_grad_enabled() and x.requires_grad
     structure = structure_of(topology, transposed=need_transposed)
     return linear("spmm", x, values, bias, structure, topology.shape, kernel)
@@ -101,6 +104,7 @@ def sddmm(topology: Topology, left: torch.Tensor, right: torch.Tensor) -> torch.
     tensor([ 3., 20., 40.])
     """
     _check_topology("sddmm", topology, left)
+    _check_tensor("sddmm", "right", right)
     _check_features("sddmm", "left", left, topology.m)
     _check_like("sddmm", "right", right, left, "left")
     _check_features("sddmm", "right", right, topology.k)
@@ -126,9 +130,11 @@ def linear(
 ) -> torch.Tensor:
     """`spmm` on the tensors of a structure: the one path of the functional API and the layers."""
     m, k = shape
-    if torch.is_autocast_enabled(x.device.type):
+    if x.device != values.device:
+        _check_device(op, "x", x, values, "values")
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         x, values, bias = _autocast(x, values, bias)
-    if x.dtype is not values.dtype or x.device != values.device:
+    if x.dtype is not values.dtype:
         _check_like(op, "x", x, values, "values")
     if values.dtype not in FLOAT_DTYPES:
         fail(op, "values", f"have a dtype of {FLOAT_DTYPES}", values.dtype, TypeError)
@@ -164,8 +170,7 @@ def _check_topology(op: str, topology: object, tensor: torch.Tensor) -> None:
     if not isinstance(topology, Topology):
         fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
     name = "values" if op == "spmm" else "left"
-    if not isinstance(tensor, torch.Tensor):
-        fail(op, name, "be a tensor", type(tensor).__name__, TypeError)
+    _check_tensor(op, name, tensor)
     device = torch.device(topology.device)
     if tensor.device != device:
         fail(op, name, f"be on the topology's device ({device})", tensor.device)
@@ -175,11 +180,22 @@ def _check_topology(op: str, topology: object, tensor: torch.Tensor) -> None:
         fail(op, name, f"have shape ({topology.nnz},)", tuple(tensor.shape))
 
 
+def _check_tensor(op: str, argument: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        fail(op, argument, "be a tensor", type(value).__name__, TypeError)
+
+
 def _check_like(
     op: str, argument: str, tensor: torch.Tensor, like: torch.Tensor, other: str
 ) -> None:
     if tensor.dtype is not like.dtype:
         fail(op, argument, f"have the dtype of {other} ({like.dtype})", tensor.dtype, TypeError)
+    _check_device(op, argument, tensor, like, other)
+
+
+def _check_device(
+    op: str, argument: str, tensor: torch.Tensor, like: torch.Tensor, other: str
+) -> None:
     if tensor.device != like.device:
         fail(op, argument, f"be on the device of {other} ({like.device})", tensor.device)
 

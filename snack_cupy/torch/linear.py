@@ -12,7 +12,7 @@ from snack_cupy._check import fail
 from snack_cupy.dst import Remap
 from snack_cupy.random import random_topology
 from snack_cupy.topology import Topology, TransposedView
-from snack_cupy.torch import bridge, functional, restructuring
+from snack_cupy.torch import bridge, functional, ops, restructuring
 from snack_cupy.torch.weight import SparseWeight
 
 
@@ -102,6 +102,7 @@ class SnackLinear(nn.Module):
             fail(op, "dtype", f"be one of {functional.FLOAT_DTYPES}", dtype, TypeError)
         self.in_features, self.out_features = k, m
         if topology is None:
+            _check.check_fraction(op, "sparsity", sparsity)
             topology = random_topology((m, k), sparsity=sparsity, seed=_seed(generator))
         elif not isinstance(topology, Topology):
             fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
@@ -163,12 +164,8 @@ class SnackLinear(nn.Module):
 
     def _build_transposed(self) -> None:
         """The column-major view that the input gradient needs, kept from then on."""
-        with bridge.array_scope(self.values.device):
-            view = self.topology.transposed
-            # Buffers own their memory under PyTorch's allocator.
-            self.col_offsets = bridge.to_tensor(view.col_offsets).clone()
-            self.packed_rows = bridge.index_to_tensor(view.rows).clone()
-            self.permutation = bridge.to_tensor(view.permutation).clone()
+        view = ops.transpose(self.row_offsets, self.packed_columns, self.in_features)
+        self.col_offsets, self.packed_rows, self.permutation = view
         self._topology = None
 
     # What it is made of
@@ -199,11 +196,12 @@ class SnackLinear(nn.Module):
                 bridge.index_to_array(self.packed_columns),
                 (self.out_features, self.in_features),
             )
-            if self.permutation is not None:
+            offsets, rows, permutation = self.col_offsets, self.packed_rows, self.permutation
+            if offsets is not None and rows is not None and permutation is not None:
                 held._transposed = TransposedView(
-                    bridge.to_array(self.col_offsets),
-                    bridge.index_to_array(self.packed_rows),
-                    bridge.to_array(self.permutation),
+                    bridge.to_array(offsets),
+                    bridge.index_to_array(rows),
+                    bridge.to_array(permutation),
                 )
             self._topology = held
         return held
@@ -247,7 +245,8 @@ class SnackLinear(nn.Module):
         Raises
         ------
         TypeError
-            ``linear`` is no nn.Linear, or both or neither of `sparsity` and `mask` are given.
+            ``linear`` is no nn.Linear, the mask no tensor, or both or neither of `sparsity` and
+            `mask` are given.
         ValueError
             The sparsity is outside [0, 1) or the mask has another shape.
         """
@@ -259,12 +258,15 @@ class SnackLinear(nn.Module):
             fail(op, "sparsity or mask", "be given, exactly one of them", got, TypeError)
         weight = linear.weight.detach()
         if mask is None:
-            _check.check_fraction(op, "sparsity", sparsity)
-            keep = round((1 - float(sparsity)) * weight.numel())  # type: ignore[arg-type]
+            fraction = _check.check_fraction(op, "sparsity", sparsity)
+            # As in random_topology: the order of the products decides where halves are rounded.
+            keep = round((1 - fraction) * linear.out_features * linear.in_features)
             order = weight.abs().flatten().argsort(descending=True, stable=True)
             mask = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
             mask[order[:keep]] = True
             mask = mask.view(weight.shape)
+        elif not isinstance(mask, torch.Tensor):
+            fail(op, "mask", "be a tensor", type(mask).__name__, TypeError)
         elif mask.shape != weight.shape:
             fail(op, "mask", f"have shape {tuple(weight.shape)}", tuple(mask.shape))
         mask = mask.to(weight.device) != 0
@@ -281,6 +283,7 @@ class SnackLinear(nn.Module):
             layer.values.copy_(weight[mask])
             if layer.bias is not None:
                 layer.bias.copy_(linear.bias)
+                layer.bias.requires_grad_(linear.bias.requires_grad)
         layer.values.requires_grad_(linear.weight.requires_grad)
         return layer.train(linear.training)
 
@@ -300,6 +303,7 @@ class SnackLinear(nn.Module):
             linear.weight.view(-1)[positions] = self.values
             if self.bias is not None:
                 linear.bias.copy_(self.bias)
+                linear.bias.requires_grad_(self.bias.requires_grad)
         linear.weight.requires_grad_(self.values.requires_grad)
         return linear.train(self.training)
 
@@ -313,7 +317,7 @@ class SnackLinear(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         key: int = 0,
     ) -> Remap:
-        """Remove connections; nnz falls.
+        r"""Remove connections; nnz falls.
 
         Parameters
         ----------
@@ -321,7 +325,7 @@ class SnackLinear(nn.Module):
             Number of connections, or fraction in [0, 1] of the present ones (rounded to the
             nearest count).
         criterion : "magnitude" or "random"
-            Which go: the smallest \\|value\\| (ties: the lower index goes first) or random ones.
+            Which go: the smallest \|value\| (ties: the lower index goes first) or random ones.
         optimizer : torch.optim.Optimizer, optional
             Its state for ``values`` follows (see `remap_optimizer_state`).
         key : int
@@ -424,13 +428,23 @@ class SnackLinear(nn.Module):
         error_msgs: list[str],
     ) -> None:
         names = [prefix + name for name in ("values", "row_offsets", "columns")]
-        if all(name in state_dict for name in names):
+        present = [name for name in names if name in state_dict]
+        if present:
+            # All or nothing: values and indices mean nothing without each other.
             try:
-                self._adopt_checkpoint(*(state_dict[name] for name in names))
-            except (ValueError, TypeError, IndexError) as error:
+                if present != names:
+                    fail("load_state_dict", "state_dict", f"hold all of {names}", f"only {present}")
+                bias = None if self.bias is None else state_dict.get(prefix + "bias")
+                values, row_offsets, columns = (state_dict[name] for name in names)
+                topology = self._check_checkpoint(values, row_offsets, columns, bias)
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:
+                missing_keys += [name for name in names if name not in state_dict]
                 error_msgs.append(f"{prefix.rstrip('.') or 'SnackLinear'}: {error}")
                 return
-        elif names[2] not in state_dict:
+            assign = local_metadata.get("assign_to_params_buffers", False)
+            self._adopt_topology(topology, columns.device if assign else None)
+            state_dict = {**state_dict, names[1]: row_offsets.to(torch.int32)}
+        else:
             missing_keys.append(names[2])
         super()._load_from_state_dict(
             state_dict,
@@ -444,28 +458,35 @@ class SnackLinear(nn.Module):
         if names[2] in unexpected_keys:
             unexpected_keys.remove(names[2])
 
-    def _adopt_checkpoint(
-        self, values: torch.Tensor, row_offsets: torch.Tensor, columns: torch.Tensor
-    ) -> None:
-        """Take over a checkpoint's topology; parameters and buffers get its sizes."""
+    def _check_checkpoint(
+        self,
+        values: torch.Tensor,
+        row_offsets: torch.Tensor,
+        columns: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> Topology:
+        """The topology of a checkpoint all of whose tensors fit this layer."""
+        op = "load_state_dict"
+        tensors = {"values": values, "row_offsets": row_offsets, "columns": columns}
+        for name, tensor in {**tensors, "bias": bias}.items():
+            if not isinstance(tensor, torch.Tensor) and (name, tensor) != ("bias", None):
+                fail(op, name, "be a tensor", type(tensor).__name__, TypeError)
         if values.shape != columns.shape:
-            fail(
-                "load_state_dict", "values", f"have shape {tuple(columns.shape)}", values.shape
-            )
-        topology = Topology(
-            row_offsets.cpu().numpy(),
-            columns.cpu().numpy(),
-            (self.out_features, self.in_features),
-        )
+            fail(op, "values", f"have shape {tuple(columns.shape)}", tuple(values.shape))
+        if bias is not None and bias.shape != (self.out_features,):
+            fail(op, "bias", f"have shape ({self.out_features},)", tuple(bias.shape))
+        shape = (self.out_features, self.in_features)
+        return Topology(row_offsets.cpu().numpy(), columns.cpu().numpy(), shape)
+
+    def _adopt_topology(self, topology: Topology, device: torch.device | None) -> None:
+        """Columns of a checkpoint, on another device if given, and room for as many values."""
         packed = bridge.index_to_tensor(topology.columns)
         if topology.nnz != self.nnz:
-            with torch.no_grad():
-                self.values.data = self.values.new_empty(topology.nnz)
-                self.values.grad = None
-            self.packed_columns = packed.to(self.packed_columns.device)
-        else:
+            restructuring.resize_parameter(self.values, self.values.new_empty(topology.nnz))
+        if device is None and packed.shape == self.packed_columns.shape:
             self.packed_columns.copy_(packed)
-        self.row_offsets.copy_(row_offsets)
+        else:
+            self.packed_columns = packed.to(device or self.packed_columns.device)
         torch.autograd.graph.increment_version(self.values)
         self.col_offsets = self.packed_rows = self.permutation = None
         self._topology = None

@@ -6,9 +6,12 @@ All are batch-major. Index arrays arrive as `snack_cupy.torch.bridge.Structure` 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from snack_cupy import _jit, dispatch, reference
+from snack_cupy._xp import Array
 from snack_cupy.topology import index_dtype
+from snack_cupy.topology import transpose as transpose_arrays
 from snack_cupy.torch import bridge
 
 _library = torch.library.Library("snack_cupy", "DEF")
@@ -27,24 +30,48 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
+_library.define(
+    "transpose(Tensor row_offsets, Tensor columns, int k) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
 spmm = torch.ops.snack_cupy.spmm.default
 spmm_transposed = torch.ops.snack_cupy.spmm_transposed.default
 sddmm = torch.ops.snack_cupy.sddmm.default
+transpose = torch.ops.snack_cupy.transpose.default
 
 
 @torch.library.register_fake("snack_cupy::spmm", lib=_library)
-def _spmm_fake(x, values, bias, row_offsets, columns, kernel=None):
+def _spmm_fake(
+    x: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    row_offsets: Tensor,
+    columns: Tensor,
+    kernel: str | None = None,
+) -> Tensor:
     return x.new_empty((x.shape[0], row_offsets.shape[0] - 1))
 
 
 @torch.library.register_fake("snack_cupy::spmm_transposed", lib=_library)
-def _spmm_transposed_fake(grad, values, col_offsets, rows, permutation):
+def _spmm_transposed_fake(
+    grad: Tensor, values: Tensor, col_offsets: Tensor, rows: Tensor, permutation: Tensor
+) -> Tensor:
     return grad.new_empty((grad.shape[0], col_offsets.shape[0] - 1))
 
 
 @torch.library.register_fake("snack_cupy::sddmm", lib=_library)
-def _sddmm_fake(grad, x, row_offsets, columns):
+def _sddmm_fake(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -> Tensor:
     return grad.new_empty((bridge.index_length(columns),))
+
+
+@torch.library.register_fake("snack_cupy::transpose", lib=_library)
+def _transpose_fake(row_offsets: Tensor, columns: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    nnz = bridge.index_length(columns)
+    narrow = index_dtype(row_offsets.shape[0] - 1).itemsize == 2
+    length, dtype = (2 * nnz, torch.uint8) if narrow else (nnz, torch.int32)
+    rows = columns.new_empty((length,), dtype=dtype)
+    return row_offsets.new_empty((k + 1,)), rows, row_offsets.new_empty((nnz,))
 
 
 # CUDA: one torch.empty, raw pointers, one launch on PyTorch's current stream.
@@ -92,7 +119,14 @@ def _launch(plan: dispatch.Plan, pointers: tuple[int, ...], device: int) -> None
 
 
 @torch.library.impl("snack_cupy::spmm", "CUDA", lib=_library)
-def _spmm_cuda(x, values, bias, row_offsets, columns, kernel=None):
+def _spmm_cuda(
+    x: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    row_offsets: Tensor,
+    columns: Tensor,
+    kernel: str | None = None,
+) -> Tensor:
     x, values = x.contiguous(), values.contiguous()
     batch, k = x.shape
     m, nnz, device = row_offsets.shape[0] - 1, values.shape[0], x.get_device()
@@ -106,15 +140,18 @@ def _spmm_cuda(x, values, bias, row_offsets, columns, kernel=None):
         offset = bias.data_ptr()
     if kernel == "snack_coo":
         first = _packed_rows(row_offsets, nnz, m)
-    aligned = (start | address) & 15 == 0
+    entries = columns.data_ptr()
+    aligned = (start | address | entries) & 15 == 0
     plan = _plan(("spmm", m, k, nnz, batch, x.dtype, device, aligned, kernel))
-    pointers = (first.data_ptr(), columns.data_ptr(), 0, start, address, offset, y.data_ptr())
+    pointers = (first.data_ptr(), entries, 0, start, address, offset, y.data_ptr())
     _launch(plan, pointers, device)
     return y
 
 
 @torch.library.impl("snack_cupy::spmm_transposed", "CUDA", lib=_library)
-def _spmm_transposed_cuda(grad, values, col_offsets, rows, permutation):
+def _spmm_transposed_cuda(
+    grad: Tensor, values: Tensor, col_offsets: Tensor, rows: Tensor, permutation: Tensor
+) -> Tensor:
     grad, values = grad.contiguous(), values.contiguous()
     batch, m = grad.shape
     k, nnz, device = col_offsets.shape[0] - 1, values.shape[0], grad.get_device()
@@ -138,7 +175,7 @@ def _spmm_transposed_cuda(grad, values, col_offsets, rows, permutation):
 
 
 @torch.library.impl("snack_cupy::sddmm", "CUDA", lib=_library)
-def _sddmm_cuda(grad, x, row_offsets, columns):
+def _sddmm_cuda(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -> Tensor:
     grad, x = grad.contiguous(), x.contiguous()
     (batch, m), k = grad.shape, x.shape[1]
     nnz, device = bridge.index_length(columns), grad.get_device()
@@ -153,7 +190,7 @@ def _sddmm_cuda(grad, x, row_offsets, columns):
     return out
 
 
-def _packed_rows(row_offsets: torch.Tensor, nnz: int, m: int) -> torch.Tensor:
+def _packed_rows(row_offsets: Tensor, nnz: int, m: int) -> Tensor:
     """Row of each entry, for the COO kernel: made at each call, for it is only a reference."""
     counts = row_offsets[1:] - row_offsets[:-1]
     entries = torch.arange(m, dtype=torch.int32, device=row_offsets.device)
@@ -162,18 +199,46 @@ def _packed_rows(row_offsets: torch.Tensor, nnz: int, m: int) -> torch.Tensor:
     return rows.view(torch.int16)[::2].contiguous() if index_dtype(m).itemsize == 2 else rows
 
 
+# The column-major view (col_offsets, rows, permutation): an operation so that a compiled forward
+# may build it. On every device the array code does it; tensors of its own come out.
+
+
+@torch.library.impl("snack_cupy::transpose", ("CPU", "CUDA"), lib=_library)
+def _transpose(row_offsets: Tensor, columns: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    with bridge.array_scope(row_offsets.device):
+        view = transpose_arrays(
+            bridge.to_array(row_offsets),
+            bridge.index_to_array(columns),
+            (row_offsets.shape[0] - 1, k),
+        )
+        return (
+            bridge.to_tensor(view.col_offsets).clone(),
+            bridge.index_to_tensor(view.rows).clone(),
+            bridge.to_tensor(view.permutation).clone(),
+        )
+
+
 # CPU: the SciPy twins on the tensors' own memory.
 
 
-def _numpy(tensor: torch.Tensor):
+def _numpy(tensor: Tensor) -> Array:
     """NumPy view; bfloat16 is widened to float32, which SciPy's sums would do anyway."""
-    return tensor.detach().float().numpy() if tensor.dtype is torch.bfloat16 else (
-        tensor.detach().numpy()
+    return (
+        tensor.detach().float().numpy()
+        if tensor.dtype is torch.bfloat16
+        else (tensor.detach().numpy())
     )
 
 
 @torch.library.impl("snack_cupy::spmm", "CPU", lib=_library)
-def _spmm_cpu(x, values, bias, row_offsets, columns, kernel=None):
+def _spmm_cpu(
+    x: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    row_offsets: Tensor,
+    columns: Tensor,
+    kernel: str | None = None,
+) -> Tensor:
     out = reference.spmm(
         row_offsets.numpy(),
         bridge.index_to_array(columns),
@@ -187,7 +252,9 @@ def _spmm_cpu(x, values, bias, row_offsets, columns, kernel=None):
 
 
 @torch.library.impl("snack_cupy::spmm_transposed", "CPU", lib=_library)
-def _spmm_transposed_cpu(grad, values, col_offsets, rows, permutation):
+def _spmm_transposed_cpu(
+    grad: Tensor, values: Tensor, col_offsets: Tensor, rows: Tensor, permutation: Tensor
+) -> Tensor:
     # The column-major view is a CSR matrix of the transpose.
     out = reference.spmm(
         col_offsets.numpy(),
@@ -201,7 +268,7 @@ def _spmm_transposed_cpu(grad, values, col_offsets, rows, permutation):
 
 
 @torch.library.impl("snack_cupy::sddmm", "CPU", lib=_library)
-def _sddmm_cpu(grad, x, row_offsets, columns):
+def _sddmm_cpu(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -> Tensor:
     out = reference.sddmm(
         row_offsets.numpy(),
         bridge.index_to_array(columns),

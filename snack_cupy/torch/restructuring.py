@@ -98,6 +98,8 @@ def check_optimizer_state(
     optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, nnz: int
 ) -> None:
     """Raise ValueError where the state of ``parameter`` cannot follow an update of nnz entries."""
+    if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
+        fail("restructure", "optimizer", "keep its state per parameter to follow an update", "LBFGS")
     for name, value in optimizer.state.get(parameter, {}).items():
         scalar = not isinstance(value, (torch.Tensor, list, tuple, dict)) or (
             isinstance(value, torch.Tensor) and value.numel() == 1
@@ -137,20 +139,29 @@ def _change(
     return remap
 
 
-def _resize(
-    layer: SnackLinear, row_offsets: Array, columns: Array, moved: torch.Tensor
-) -> None:
+def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, moved: torch.Tensor) -> None:
     """New arrays of another length; the parameter and the row offsets keep their identity."""
     values = layer.values
     gradient = values.grad
-    values.grad = None
-    values.data = _gather(values, moved)
+    resize_parameter(values, _gather(values, moved))
     if gradient is not None:
         values.grad = _gather(gradient, moved)
     layer.row_offsets.copy_(bridge.to_tensor(row_offsets))
     layer.packed_columns = bridge.index_to_tensor(columns).clone()
     layer.col_offsets = layer.packed_rows = layer.permutation = None
     layer._topology = None
+
+
+def resize_parameter(parameter: torch.nn.Parameter, data: torch.Tensor) -> None:
+    """Give ``parameter`` data of another length, and no gradient; its identity stays.
+
+    A graph that is still alive (last step's loss, say) keeps the parameter's gradient accumulator
+    alive, and that goes on expecting the old length. PyTorch lets go of it when the dtype changes.
+    """
+    parameter.grad = None
+    other = torch.float32 if data.dtype is torch.float64 else torch.float64
+    parameter.data = data.new_empty(0, dtype=other)
+    parameter.data = data
 
 
 def _follow(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from snack_cupy import random
-from snack_cupy._check import check_fraction, fail
+from snack_cupy._check import check_count, check_fraction, fail
 from snack_cupy.dst import UpdateSchedule
+from snack_cupy.dst.schedule import MAX_STEP
 from snack_cupy.torch.linear import SnackLinear
 from snack_cupy.torch.restructuring import check_optimizer_state
 
@@ -78,10 +79,10 @@ class SET:
         seed: int = 0,
     ) -> None:
         if not callable(drop_fraction):
-
             check_fraction("SET", "drop_fraction", drop_fraction, include_one=True)
         self.drop_fraction = drop_fraction
         self.schedule = UpdateSchedule(update_every, start, stop)
+        random.key(seed)  # raises where it is no integer
         self.seed = seed
         self.step = 0
         self.updates = 0
@@ -96,12 +97,16 @@ class SET:
         ------
         ValueError
             The model has no `SnackLinear`, or this object is attached already.
+        TypeError
+            ``optimizer`` is no optimizer.
         """
         if self._handle is not None:
             fail("SET.attach", "SET", "be attached to one optimizer at a time", "a second one")
-        layers = {
-            name: module for name, module in model.named_modules() if isinstance(module, SnackLinear)
-        }
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            rule = "be a torch.optim.Optimizer"
+            fail("SET.attach", "optimizer", rule, type(optimizer).__name__, TypeError)
+        modules = model.named_modules()
+        layers = {name: module for name, module in modules if isinstance(module, SnackLinear)}
         if not layers:
             fail("SET.attach", "model", "contain a SnackLinear", type(model).__name__)
         self._layers, self._optimizer = layers, optimizer
@@ -132,8 +137,21 @@ class SET:
         return {"step": self.step, "updates": self.updates, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take over the counters and the seed of `state_dict`."""
-        self.step, self.updates, self.seed = (state[name] for name in ("step", "updates", "seed"))
+        """Take over the counters and the seed of `state_dict`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            One of them is missing, no integer, or a negative count; nothing is changed then.
+        """
+        op = "SET.load_state_dict"
+        for name in ("step", "updates", "seed"):
+            if name not in state:
+                fail(op, "state", f"hold {name!r}", sorted(state))
+        random.key(state["seed"])
+        step = check_count(op, "step", state["step"], high=MAX_STEP)
+        updates = check_count(op, "updates", state["updates"], high=MAX_STEP)
+        self.step, self.updates, self.seed = step, updates, state["seed"]
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.step += 1

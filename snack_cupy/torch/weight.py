@@ -70,8 +70,23 @@ class SparseWeight:
         _refuse(name)
 
 
+def _refusal(name: str) -> Any:
+    """A method that refuses; Python looks operators up on the class, past ``__getattr__``."""
+
+    def method(self: SparseWeight, *args: Any) -> NoReturn:
+        _refuse(name)
+
+    return method
+
+
 def _refuse(name: str) -> NoReturn:
     raise TypeError(
         f"weight.{name}: a sparse layer stores no dense weight; use layer.values (nnz,), "
         "layer.topology, or layer.to_dense().weight for a dense copy"
     )
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_OTHERS = ("neg", "abs", "lt", "le", "gt", "ge", "getitem", "setitem", "len", "iter", "array")
+for _name in (*_ARITHMETIC, *(f"r{_name}" for _name in _ARITHMETIC), *_OTHERS):
+    setattr(SparseWeight, f"__{_name}__", _refusal(f"__{_name}__"))
