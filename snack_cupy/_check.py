@@ -78,9 +78,7 @@ def check_count(op: str, argument: str, value: object, *, low: int = 0, high: in
     return count
 
 
-def check_fraction(
-    op: str, argument: str, value: object, *, include_one: bool = False
-) -> float:
+def check_fraction(op: str, argument: str, value: object, *, include_one: bool = False) -> float:
     """``value`` must be a finite real number within [0, 1) (or [0, 1]); returned as a float."""
     interval = "[0, 1]" if include_one else "[0, 1)"
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -243,6 +243,11 @@ def sum_runs(data: Array, starts: Array) -> Array:
     xp = get_array_module(data)
     end = xp.full(1, data.shape[0], dtype=starts.dtype)
     lengths = xp.diff(xp.concatenate([starts, end]))
+    total = data[starts]
+    several = xp.flatnonzero(lengths > 1)  # the other runs, most of them as a rule, are done
+    if several.size == 0:
+        return total
+    starts, lengths = starts[several], lengths[several]
     while int(lengths.max()) > 1:
         halves = (lengths + 1) // 2
         ends = xp.cumsum(halves)
@@ -253,4 +258,5 @@ def sum_runs(data: Array, starts: Array) -> Array:
         sums = data[first]
         sums[paired] += data[first[paired] + 1]
         data, starts, lengths = sums, ends - halves, halves
-    return data[starts]
+    total[several] = data
+    return total

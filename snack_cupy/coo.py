@@ -146,8 +146,7 @@ class COOTensor(StoredEntries):
             rule = "be a SciPy sparse array or matrix"
             fail(op, "matrix", rule, type(matrix).__name__, TypeError)
         entries = matrix.tocoo()
-        coords = getattr(entries, "coords", None) or (entries.row, entries.col)
-        return cls(tuple(coords), entries.data, entries.shape)
+        return cls(entries.coords, entries.data, entries.shape)
 
     @classmethod
     def from_topology(cls, topology: Topology, values: Array) -> COOTensor:

@@ -55,9 +55,7 @@ class Kernel:
 
     def get(self, device: int, *, max_shared_bytes: int = 0, **values: Any) -> Any:
         """The compiled function of one instance on CUDA device ``device``."""
-        return _jit.compile_instance(
-            self.file, self.expression(**values), device, max_shared_bytes
-        )
+        return _jit.compile_instance(self.file, self.expression(**values), device, max_shared_bytes)
 
 
 def _cuda_text(value: Any) -> str:
@@ -81,12 +79,8 @@ SPMM_RESIDENT = Kernel(
     "spmm_csr_resident",
     (("T", ("float32", "float16", "bfloat16")), ("kBatch", (1, 2, 4, 8))),
 )
-SDDMM_BATCH_MAJOR = Kernel(
-    "sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES))
-)
-SDDMM_FEATURE_MAJOR = Kernel(
-    "sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES))
-)
+SDDMM_BATCH_MAJOR = Kernel("sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES)))
+SDDMM_FEATURE_MAJOR = Kernel("sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES)))
 FILL_ROWS = Kernel("snack_coo.cu", "fill_rows", (("T", ("float32", "float64")),))
 SNACK_COO = Kernel(
     "snack_coo.cu",

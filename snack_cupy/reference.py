@@ -33,10 +33,11 @@ _MAX_GATHERED = 1 << 18  # numbers gathered at a time by sddmm; 2^16 to 2^20 mea
 _TILE_BYTES = 2 << 20
 _MIN_TILE_ROWS = 32
 
-# How many times faster the tiles must be. OpenBLAS's threads wait for each other in a spin: on two
-# cores shared with another busy process, a tile of 1 MiB took 30 to 60 ms in place of 0.4 ms,
-# while SciPy's single-threaded product kept its time.
-_TILE_ADVANTAGE = 3
+# How many times faster the tiles must be, for OpenBLAS's threads spin: for each other, and for a
+# while after a product. On two cores, a step whose `sddmm` by tiles was estimated 4 times as fast
+# took 16 ms in turn with an `nn.Linear`, against 15 ms entry by entry; and beside another busy
+# process that `sddmm` took 64 ms, against 7 ms.
+_TILE_ADVANTAGE = 5
 # Estimated time in nanoseconds, with coefficients (a, b, c, d, e):
 #   entry by entry  nnz * (a + b * n)
 #   as tiles        tiles * c + m * k * (d + e * n)
@@ -61,7 +62,7 @@ def choose_tile_rows(op: str, m: int, k: int, nnz: int, n: int, dtype: Any) -> i
 
     Examples
     --------
-    >>> choose_tile_rows("spmm", 1024, 1024, 524288, 64, "float32")
+    >>> choose_tile_rows("spmm", 1024, 1024, 1048576, 64, "float32")
     256
     >>> choose_tile_rows("spmm", 1024, 1024, 104858, 64, "float32")
     0

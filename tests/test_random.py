@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers import to_numpy
+from helpers import DTYPES, assert_coo, to_numpy
 from hypothesis import given
 from hypothesis import strategies as st
 from random_helpers import assert_uniform, image, splitmix
@@ -210,6 +210,51 @@ def test_random_topology_refuses(arguments, error, message):
 def test_random_topology_refuses_more_than_32_bit_entries():
     with pytest.raises(ValueError, match="random_topology: nnz must be at most 2147483647"):
         random.random_topology((2**17, 2**17), sparsity=0.5)
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(7,), (6, 11), (3, 4, 5), (2, 1, 3, 2), (4, 0, 2), (2**31, 3)])
+def test_random_tensor(xp, shape, dtype):
+    if dtype == "bfloat16" and xp is not np:
+        pytest.skip("CuPy has no bfloat16")
+    size = math.prod(shape)
+    density = 0.4 if size < 1000 else 50 / size
+    tensor = random.random(shape, density, DTYPES[dtype], seed=3, xp=xp)
+    assert tensor.nnz == round(density * size)
+    assert tensor.is_canonical
+    assert tensor.dtype == DTYPES[dtype]
+    data = to_numpy(tensor.data).astype(np.float64)
+    assert ((data > 0) & (data <= 1)).all()
+    if size < 1000:
+        dense = np.zeros(shape, DTYPES[dtype])
+        dense[tuple(to_numpy(tensor.coords))] = to_numpy(tensor.data)
+        assert_coo(tensor, dense)
+
+
+def test_random_tensor_is_the_sorted_ranks(xp):
+    tensor = random.random((3, 4, 5), 0.3, np.float64, seed=9, xp=xp)
+    key = random.key(9)
+    places = sorted(image(splitmix(key, 1), rank, 60) for rank in range(18))
+    assert to_numpy(tensor.coords).T.tolist() == [[p // 20, p // 5 % 4, p % 5] for p in places]
+    words = [splitmix(splitmix(key, 0), i) >> 11 for i in range(18)]
+    assert to_numpy(tensor.data).tolist() == [1 - word / 2**53 for word in words]
+
+
+def test_random_tensor_refuses():
+    for arguments, error, message in [
+        (((),), ValueError, "random: shape must have at least 1 entry"),
+        (((3, -1),), ValueError, "random: shape must have no negative entry"),
+        (((2**31, 2**32),), ValueError, "random: shape must have a product of at most"),
+        (((3, 3), 1.5), ValueError, r"random: density must be in \[0, 1\], got 1.5"),
+        (((2**20, 2**20), 0.5), ValueError, "random: nnz must be at most 2147483647"),
+        (((3, 3), 0.5, np.int32), TypeError, "dtype must be one of"),
+        (((3, 3), 0.5, np.float32, "x"), TypeError, "key: seed must be an integer"),
+    ]:
+        with pytest.raises(error, match=message):
+            random.random(*arguments)
 
 
 def test_erdos_renyi_density():

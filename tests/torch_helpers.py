@@ -183,6 +183,40 @@ def train_step(model, optimizer, x, target):
     return loss.detach()
 
 
+# Updates
+
+# The data of `trained`, and every way to change a layer's connections.
+X, TARGET = integers((6, 12), 1) / 8, integers((6, 7), 2) / 8
+UPDATES = {
+    "restructure": lambda layer, **kw: layer.restructure(0.4, **kw),
+    "restructure_random": lambda layer, **kw: layer.restructure(0.4, criterion="random", **kw),
+    "restructure_all": lambda layer, **kw: layer.restructure(1.0, **kw),
+    "restructure_nothing": lambda layer, **kw: layer.restructure(0.0, **kw),
+    "prune": lambda layer, **kw: layer.prune(0.3, **kw),
+    "prune_random": lambda layer, **kw: layer.prune(9, criterion="random", **kw),
+    "prune_all": lambda layer, **kw: layer.prune(1.0, **kw),
+    "grow": lambda layer, **kw: layer.grow(0.2, **kw),
+    "grow_all": lambda layer, **kw: layer.grow(42, **kw),
+}
+
+
+def trained(optimizer_name="adam", steps=3, dtype="float32", device="cpu", **options):
+    """A layer after some steps, and its optimiser, with the last gradient still there."""
+    layer = seeded_layer(sparsity=0.5, dtype=DTYPES[dtype]).to(device)
+    optimizer = OPTIMIZERS[optimizer_name](layer.parameters(), **options)
+    (x,) = require_grad(X.to(device, DTYPES[dtype]))
+    for _ in range(steps):
+        train_step(layer, optimizer, x, TARGET.to(device, DTYPES[dtype]))
+    return layer, optimizer
+
+
+def per_connection(layer, optimizer=None):
+    """The tensors with an entry for each connection, by name."""
+    state = optimizer.state[layer.values] if optimizer is not None else {}
+    held = {"values": layer.values, "grad": layer.values.grad, **state}
+    return {k: v for k, v in held.items() if isinstance(v, torch.Tensor) and v.dim() == 1}
+
+
 # Trajectories
 
 
@@ -222,3 +256,19 @@ def trajectories(dtype, device="cpu", steps=100):
         pairs = zip(x, target, strict=True)
         losses.append(torch.stack([train_step(each, optimizer, *pair) for pair in pairs]))
     return (*(loss.double().cpu() for loss in losses), model, twin)
+
+
+def assert_trajectories_agree(device):
+    """In float32 the sparse model's losses are as close to float64's as the dense model's.
+
+    Both runs round at every step, differently, and training carries the differences on; neither is
+    better than the other. So the dense run's own distance from the float64 run, at its largest so
+    far, is what rounding does here, and 4 times that is the tolerance at each step.
+    """
+    _, exact, *_ = trajectories(torch.float64, device)
+    sparse, dense, *_ = trajectories(torch.float32, device)
+    scale = (dense - exact).abs().cummax(0).values
+    # A first step may happen to be hit exactly; one rounding of the loss is always allowed.
+    tolerance = 4 * torch.maximum(scale, exact * 2.0**-23)
+    worst = ((sparse - exact).abs() / tolerance).max()
+    assert worst <= 1, f"the sparse losses are {4 * worst:.1f} times as far off as the dense ones"

@@ -32,7 +32,7 @@ from torch import nn
 from snack_cupy._check import fail
 from snack_cupy.dst import cosine
 from snack_cupy.torch.demo_data import Dataset, DemoError, load_digits, load_mnist
-from snack_cupy.torch.demo_device import Gpu, choose_device, find_gpu
+from snack_cupy.torch.demo_device import Adviser, Gpu, choose_device, find_gpu, no_advice
 from snack_cupy.torch.linear import SnackLinear
 from snack_cupy.torch.training import SET
 
@@ -112,7 +112,7 @@ def build_networks(sizes: tuple[int, ...], sparsity: float, seed: int) -> dict[s
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = [nn.Linear(k, m) for k, m in pairs]
-    masked = [MaskedLinear(layer) for layer in sparse]
+        masked = [MaskedLinear(layer) for layer in sparse]
     return {
         "SnackLinear + SET": _stack(sparse),
         "nn.Linear": _stack(dense),
@@ -296,8 +296,12 @@ def notes(results: list[Result], device: str, test_size: int) -> list[str]:
     ]
 
 
-def run(options: Options, console: Console | None = None) -> list[Result]:
+def run(
+    options: Options, console: Console | None = None, advise: Adviser = no_advice
+) -> list[Result]:
     """The whole demo: choose a device, train three networks, print the table.
+
+    ``advise`` tells what keeps a GPU from being used; see `snack_cupy.torch.demo_device`.
 
     Raises
     ------
@@ -307,7 +311,7 @@ def run(options: Options, console: Console | None = None) -> list[Result]:
     console = Console(highlight=False) if console is None else console
     data = load_digits() if options.data is None else load_mnist(options.data)
     recipe = _recipe(options, data)
-    gpu = Gpu() if options.device == "cpu" else find_gpu()
+    gpu = Gpu() if options.device == "cpu" else find_gpu(advise)
     device, reason = choose_device(options.device, gpu)
     sizes = (data.features, *recipe.hidden, data.classes)
     console.print(

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from snack_cupy import _facts, _jit, _probe, doctor
+from snack_cupy import _jit
 from snack_cupy.torch.demo_data import DemoError
 from snack_cupy.torch.linear import SnackLinear
+
+NO_GPU = "no GPU is visible"
 
 
 class Gpu(NamedTuple):
     """The GPU's name, or what keeps it from being used and what helps."""
 
     name: str | None = None
-    problem: str = "no GPU is visible"
+    problem: str = NO_GPU
     remedy: str | None = None
 
 
-def find_gpu() -> Gpu:
-    """The GPU, if a sparse layer runs on it; else why not, as the doctor finds it."""
+# Problem and remedy on a machine whose GPU is not usable, given the error a layer ran into.
+Adviser = Callable[[str | None], tuple[str, str | None]]
+
+
+def no_advice(trouble: str | None) -> tuple[str, str | None]:
+    """The error as it is, and no remedy."""
+    return trouble or NO_GPU, None
+
+
+def find_gpu(advise: Adviser = no_advice) -> Gpu:
+    """The GPU, if a sparse layer runs on it; else why not, as ``advise`` tells."""
     trouble = None
     if torch.cuda.is_available():
         trouble = _try_gpu()
         if trouble is None:
             return Gpu(torch.cuda.get_device_name())
-    elif not _probe.ask_driver()["present"] and not _facts._nvidia_hardware():
-        return Gpu()  # nothing to diagnose, and the doctor takes seconds
-    facts = _facts.collect_facts()
-    return explain(facts, trouble)
-
-
-def explain(facts: _facts.Facts, trouble: str | None = None) -> Gpu:
-    """Why the GPU cannot be used: the doctor's worst finding on ``facts``, else ``trouble``."""
-    findings = doctor.diagnose(facts)
-    if findings:
-        return Gpu(None, findings[0].problem, findings[0].remedy)
-    return Gpu(None, trouble) if trouble else Gpu()
+    return Gpu(None, *advise(trouble))
 
 
 def choose_device(requested: str, gpu: Gpu) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from snack_cupy._check import fail
 from snack_cupy.dst import Remap
 from snack_cupy.random import random_topology
 from snack_cupy.topology import Topology, TransposedView
-from snack_cupy.torch import bridge, functional, ops, restructuring
+from snack_cupy.torch import bridge, functional, ops, restructuring, state
 from snack_cupy.torch.weight import SparseWeight
 
 
@@ -127,24 +127,17 @@ class SnackLinear(nn.Module):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw the values and the bias anew: uniform within ``1 / sqrt(fan_in of the row)``."""
-        fan_in = self.row_offsets[1:] - self.row_offsets[:-1]
+        if self.values.is_meta:
+            return
+        # On the generator's device, so that one of the CPU gives the same values everywhere.
+        device = self.values.device if generator is None else generator.device
+        fan_in = (self.row_offsets[1:] - self.row_offsets[:-1]).to(device)
         bound = fan_in.clamp(min=1).to(torch.float32).rsqrt()
         per_entry = torch.repeat_interleave(bound, fan_in, output_size=self.nnz)
         with torch.no_grad():
-            self._draw(self.values, per_entry, generator)
+            _draw(self.values, per_entry, generator)
             if self.bias is not None:
-                self._draw(self.bias, bound * (fan_in > 0), generator)
-
-    @staticmethod
-    def _draw(
-        parameter: torch.Tensor, bound: torch.Tensor, generator: torch.Generator | None
-    ) -> None:
-        """Uniform within +-bound, the same numbers on every device a CPU generator serves."""
-        if parameter.is_meta:
-            return
-        device = parameter.device if generator is None else generator.device
-        draw = torch.rand(parameter.shape, generator=generator, device=device)
-        parameter.copy_((draw.to(parameter.device) * 2 - 1) * bound)
+                _draw(self.bias, bound * (fan_in > 0), generator)
 
     # The product
 
@@ -278,6 +271,8 @@ class SnackLinear(nn.Module):
             topology=topology,
             device=weight.device,
             dtype=weight.dtype,
+            # Its values are overwritten: leave the default generator alone.
+            generator=torch.Generator(weight.device),
         )
         with torch.no_grad():
             layer.values.copy_(weight[mask])
@@ -289,7 +284,8 @@ class SnackLinear(nn.Module):
 
     def to_dense(self) -> nn.Linear:
         """An ``nn.Linear`` that computes the same function; its weight is out x in elements."""
-        linear = nn.Linear(
+        linear = nn.utils.skip_init(
+            nn.Linear,
             self.in_features,
             self.out_features,
             bias=self.bias is not None,
@@ -427,25 +423,12 @@ class SnackLinear(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        names = [prefix + name for name in ("values", "row_offsets", "columns")]
-        present = [name for name in names if name in state_dict]
-        if present:
-            # All or nothing: values and indices mean nothing without each other.
-            try:
-                if present != names:
-                    fail("load_state_dict", "state_dict", f"hold all of {names}", f"only {present}")
-                bias = None if self.bias is None else state_dict.get(prefix + "bias")
-                values, row_offsets, columns = (state_dict[name] for name in names)
-                topology = self._check_checkpoint(values, row_offsets, columns, bias)
-            except (ValueError, TypeError, IndexError, RuntimeError) as error:
-                missing_keys += [name for name in names if name not in state_dict]
-                error_msgs.append(f"{prefix.rstrip('.') or 'SnackLinear'}: {error}")
-                return
-            assign = local_metadata.get("assign_to_params_buffers", False)
-            self._adopt_topology(topology, columns.device if assign else None)
-            state_dict = {**state_dict, names[1]: row_offsets.to(torch.int32)}
-        else:
-            missing_keys.append(names[2])
+        try:
+            state_dict = state.adopt(self, state_dict, prefix, local_metadata)
+        except (ValueError, TypeError, IndexError, RuntimeError) as error:
+            missing_keys += [key for key in state.keys(prefix) if key not in state_dict]
+            error_msgs.append(f"{prefix.rstrip('.') or 'SnackLinear'}: {error}")
+            return
         super()._load_from_state_dict(
             state_dict,
             prefix,
@@ -455,43 +438,22 @@ class SnackLinear(nn.Module):
             unexpected_keys,
             error_msgs,
         )
-        if names[2] in unexpected_keys:
-            unexpected_keys.remove(names[2])
-
-    def _check_checkpoint(
-        self,
-        values: torch.Tensor,
-        row_offsets: torch.Tensor,
-        columns: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> Topology:
-        """The topology of a checkpoint all of whose tensors fit this layer."""
-        op = "load_state_dict"
-        tensors = {"values": values, "row_offsets": row_offsets, "columns": columns}
-        for name, tensor in {**tensors, "bias": bias}.items():
-            if not isinstance(tensor, torch.Tensor) and (name, tensor) != ("bias", None):
-                fail(op, name, "be a tensor", type(tensor).__name__, TypeError)
-        if values.shape != columns.shape:
-            fail(op, "values", f"have shape {tuple(columns.shape)}", tuple(values.shape))
-        if bias is not None and bias.shape != (self.out_features,):
-            fail(op, "bias", f"have shape ({self.out_features},)", tuple(bias.shape))
-        shape = (self.out_features, self.in_features)
-        return Topology(row_offsets.cpu().numpy(), columns.cpu().numpy(), shape)
-
-    def _adopt_topology(self, topology: Topology, device: torch.device | None) -> None:
-        """Columns of a checkpoint, on another device if given, and room for as many values."""
-        packed = bridge.index_to_tensor(topology.columns)
-        if topology.nnz != self.nnz:
-            restructuring.resize_parameter(self.values, self.values.new_empty(topology.nnz))
-        if device is None and packed.shape == self.packed_columns.shape:
-            self.packed_columns.copy_(packed)
-        else:
-            self.packed_columns = packed.to(device or self.packed_columns.device)
-        torch.autograd.graph.increment_version(self.values)
-        self.col_offsets = self.packed_rows = self.permutation = None
-        self._topology = None
+        columns = prefix + "columns"
+        if columns in unexpected_keys:
+            unexpected_keys.remove(columns)
+        if columns not in state_dict:
+            missing_keys.append(columns)
+        elif self.permutation is not None:  # of as many connections: rewritten in place
+            with bridge.array_scope(self.values.device):
+                self.topology.refresh()
 
 
 def _seed(generator: torch.Generator | None) -> int:
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**62, (), generator=generator, device=device))
+
+
+def _draw(parameter: torch.Tensor, bound: torch.Tensor, generator: torch.Generator | None) -> None:
+    """Uniform within +-bound, on the device of ``bound``."""
+    draw = torch.rand(parameter.shape, generator=generator, device=bound.device)
+    parameter.copy_((draw * 2 - 1) * bound)

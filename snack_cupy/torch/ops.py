@@ -17,7 +17,7 @@ from snack_cupy.torch import bridge
 _library = torch.library.Library("snack_cupy", "DEF")
 _library.define(
     "spmm(Tensor x, Tensor values, Tensor? bias, Tensor row_offsets, Tensor columns,"
-    " str? kernel=None) -> Tensor",
+    " str? algorithm=None) -> Tensor",  # TorchInductor takes `kernel` for itself
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.define(
@@ -48,7 +48,7 @@ def _spmm_fake(
     bias: Tensor | None,
     row_offsets: Tensor,
     columns: Tensor,
-    kernel: str | None = None,
+    algorithm: str | None = None,
 ) -> Tensor:
     return x.new_empty((x.shape[0], row_offsets.shape[0] - 1))
 
@@ -125,7 +125,7 @@ def _spmm_cuda(
     bias: Tensor | None,
     row_offsets: Tensor,
     columns: Tensor,
-    kernel: str | None = None,
+    algorithm: str | None = None,
 ) -> Tensor:
     x, values = x.contiguous(), values.contiguous()
     batch, k = x.shape
@@ -138,11 +138,11 @@ def _spmm_cuda(
     if bias is not None:
         bias = bias.contiguous()
         offset = bias.data_ptr()
-    if kernel == "snack_coo":
+    if algorithm == "snack_coo":
         first = _packed_rows(row_offsets, nnz, m)
     entries = columns.data_ptr()
     aligned = (start | address | entries) & 15 == 0
-    plan = _plan(("spmm", m, k, nnz, batch, x.dtype, device, aligned, kernel))
+    plan = _plan(("spmm", m, k, nnz, batch, x.dtype, device, aligned, algorithm))
     pointers = (first.data_ptr(), entries, 0, start, address, offset, y.data_ptr())
     _launch(plan, pointers, device)
     return y
@@ -237,7 +237,7 @@ def _spmm_cpu(
     bias: Tensor | None,
     row_offsets: Tensor,
     columns: Tensor,
-    kernel: str | None = None,
+    algorithm: str | None = None,
 ) -> Tensor:
     out = reference.spmm(
         row_offsets.numpy(),

@@ -99,7 +99,9 @@ def check_optimizer_state(
 ) -> None:
     """Raise ValueError where the state of ``parameter`` cannot follow an update of nnz entries."""
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
-        fail("restructure", "optimizer", "keep its state per parameter to follow an update", "LBFGS")
+        fail(
+            "restructure", "optimizer", "keep its state per parameter to follow an update", "LBFGS"
+        )
     for name, value in optimizer.state.get(parameter, {}).items():
         scalar = not isinstance(value, (torch.Tensor, list, tuple, dict)) or (
             isinstance(value, torch.Tensor) and value.numel() == 1
@@ -119,6 +121,9 @@ def _change(
 ) -> dst.Remap:
     """Decide on the next connections, then move everything; nothing moves if deciding fails."""
     values = layer.values
+    if values.is_cuda and torch.cuda.is_current_stream_capturing():
+        rule = "not be captured in a CUDA graph (update between its replays)"
+        fail("restructure", "an update", rule, "a capture", RuntimeError)
     if optimizer is not None:
         check_optimizer_state(optimizer, values, layer.nnz)
     with torch.no_grad(), bridge.array_scope(values.device):

@@ -6,6 +6,7 @@ nothing is parametrised on what is installed: the ids are the same on every mach
 """
 
 import functools
+import importlib
 import os
 from pathlib import Path
 
@@ -39,9 +40,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    reason = unusable_gpu()
-    if not reason:
-        return
+    if reason := unusable_gpu():
+        skip_or_fail(reason)
+
+
+def skip_or_fail(reason):
+    """Skip the test, or fail it where a GPU is required."""
     if os.environ.get("SNACK_REQUIRE_GPU") == "1":
         pytest.fail(f"SNACK_REQUIRE_GPU=1, but {reason}", pytrace=False)
     pytest.skip(reason)
@@ -64,3 +68,28 @@ def cp():
     cupy = _jit.require_cupy()
     yield cupy
     cupy.cuda.runtime.deviceSynchronize()
+
+
+@pytest.fixture
+def torch(cp):
+    """PyTorch with a CUDA device; what it has queued is finished after the test."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        skip_or_fail("PyTorch is missing")
+    if not torch.cuda.is_available():
+        skip_or_fail(f"PyTorch {torch.__version__} sees no CUDA device")
+    yield torch
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def torch_helpers(torch):
+    """The module `torch_helpers`, which imports PyTorch."""
+    return importlib.import_module("torch_helpers")
+
+
+@pytest.fixture
+def snack(torch):
+    """The package `snack_cupy.torch`."""
+    return importlib.import_module("snack_cupy.torch")
