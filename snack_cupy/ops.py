@@ -334,7 +334,7 @@ def _run(
         bias = inputs[2] if op == "spmm" else None
         _fill(out, bias, batch_major)
         return
-    cupy = _jit.require_cupy()
+    cupy = get_array_module(out)
     pointers = tuple(0 if a is None else int(a.data.ptr) for a in (*structure, *inputs, out))
     aligned = all(pointer % 16 == 0 for pointer in pointers[1:])  # offsets are read one by one
     problem = problem_of(

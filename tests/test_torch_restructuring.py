@@ -313,3 +313,22 @@ def test_exact_nnz_after_many_updates():
         layer.restructure(0.3, key=key)
         assert layer.nnz == layer.topology.nnz == 60
         assert (np.diff(layer.topology.positions) > 0).all()
+
+
+def test_restructure_regrown_connections_survive_or_start_anew():
+    def regrown(mode):
+        layer = SnackLinear(8, 8, sparsity=0.2, generator=torch.Generator().manual_seed(0))
+        before = layer.topology.positions.copy()
+        remap = layer.restructure(0.9, regrown=mode, key=1)
+        stays = np.isin(layer.topology.positions, before)
+        return layer.values.detach().numpy(), stays, remap
+
+    values, stays, remap = regrown("survive")
+    assert remap.kept == stays.sum()
+    assert (values[stays] != 0).all()
+    values, stays, remap = regrown("reset")
+    assert remap.kept < stays.sum()
+    assert np.count_nonzero(values) == remap.kept
+    layer = SnackLinear(8, 8)
+    with pytest.raises(ValueError, match="regrown must be one of"):
+        layer.restructure(0.5, regrown="maybe")

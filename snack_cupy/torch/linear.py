@@ -372,18 +372,20 @@ class SnackLinear(nn.Module):
         drop_fraction: float,
         *,
         criterion: str = "magnitude",
+        regrown: str = "survive",
         optimizer: torch.optim.Optimizer | None = None,
         key: int = 0,
     ) -> Remap:
         """Drop a fraction of the connections and grow as many elsewhere; nnz stays.
 
         Everything is rewritten in place, so captured CUDA graphs and optimiser references stay
-        valid. Grown connections start at 0 with zero gradient and zero optimiser state; one that is
-        dropped and grown again in the same update survives with its value and state.
+        valid. Grown connections start at 0 with zero gradient and zero optimiser state.
 
         Parameters
         ----------
         drop_fraction : float in [0, 1]
+        regrown : "survive" or "reset"
+            Whether a connection dropped and grown again in this update keeps its value and state.
         criterion, optimizer, key
             As for `prune`.
 
@@ -395,13 +397,15 @@ class SnackLinear(nn.Module):
         ------
         ValueError, TypeError
             As for `prune`.
+        RuntimeError
+            A CUDA graph is being captured.
 
         Notes
         -----
         Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive
         sparse connectivity inspired by network science", Nature Communications 2018 (SET).
         """
-        return restructuring.restructure(self, drop_fraction, criterion, optimizer, key)
+        return restructuring.restructure(self, drop_fraction, criterion, regrown, optimizer, key)
 
     # State
 

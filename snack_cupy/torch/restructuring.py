@@ -53,6 +53,7 @@ def restructure(
     layer: SnackLinear,
     drop_fraction: float,
     criterion: str,
+    regrown: str,
     optimizer: torch.optim.Optimizer | None,
     key: int,
 ) -> dst.Remap:
@@ -60,7 +61,12 @@ def restructure(
 
     def change() -> Change:
         return dst.restructure(
-            layer.topology, _scores(layer), drop_fraction, criterion=criterion, key=key
+            layer.topology,
+            _scores(layer),
+            drop_fraction,
+            criterion=criterion,
+            regrown=regrown,
+            key=key,
         )
 
     return _change(layer, change, optimizer)
