@@ -12,8 +12,9 @@ import numpy as np
 from snack_cupy import _coords
 from snack_cupy._check import fail
 from snack_cupy._coords import Merge
+from snack_cupy._structure import MAX_SIZE
 from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
-from snack_cupy.topology import MAX_SIZE, Topology, mover
+from snack_cupy.topology import Topology, mover
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

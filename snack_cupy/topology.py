@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
 from snack_cupy import _check, _jit
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, device_of, dtype_name, get_array_module, is_numpy
-
-NARROW_LIMIT = 65536  # sizes up to this have 16-bit indices
-MAX_SIZE = 2**31 - 1
-
-
-def index_dtype(size: int) -> np.dtype:
-    """Dtype of indices below ``size``: uint16 where they fit, else int32."""
-    return np.dtype(np.uint16 if size <= NARROW_LIMIT else np.int32)
-
-
-class TransposedView(NamedTuple):
-    """The same entries in column-major order.
-
-    Attributes
-    ----------
-    col_offsets : int32 array, shape (k + 1,)
-    rows : uint16 (where m <= 65536) or int32 array, shape (nnz,)
-    permutation : int32 array, shape (nnz,)
-        Entry ``j`` of the column-major order is entry ``permutation[j]`` of the canonical one.
-    """
-
-    col_offsets: Array
-    rows: Array
-    permutation: Array
+from snack_cupy._structure import (
+    TransposedView,
+    check_coords,
+    check_index_array,
+    check_structure,
+    check_topology_shape,
+    expand_rows,
+    index_dtype,
+    split_positions,
+    transpose,
+)
+from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
 
 
 class Topology:
@@ -78,15 +64,17 @@ class Topology:
     def __init__(
         self, row_offsets: Array, columns: Array, shape: tuple[int, int], *, check: bool = True
     ) -> None:
-        m, k = _check_topology_shape("Topology", shape)
+        m, k = check_topology_shape("Topology", shape)
         for name, array in (("row_offsets", row_offsets), ("columns", columns)):
-            _check_index_array("Topology", name, array)
+            check_index_array("Topology", name, array)
         _check.check_same_device("Topology", "columns", columns, device_of(row_offsets))
         _check.check_shape("Topology", "row_offsets", row_offsets, (m + 1,))
         _check.check_nnz("Topology", columns.shape[0])
-        if check:
-            _check_structure("Topology", row_offsets, columns, k)
-        self._adopt(row_offsets.astype(np.int32), columns.astype(index_dtype(k)), (m, k), version=0)
+        with on_device(columns):
+            if check:
+                check_structure("Topology", row_offsets, columns, k)
+            offsets, stored = row_offsets.astype(np.int32), columns.astype(index_dtype(k))
+        self._adopt(offsets, stored, (m, k), version=0)
 
     def _adopt(
         self, row_offsets: Array, columns: Array, shape: tuple[int, int], version: int
@@ -124,28 +112,44 @@ class Topology:
             The coordinates are not integer arrays.
         """
         op = "Topology.from_coords"
-        m, k = _check_topology_shape(op, shape)
-        check_coords(op, row, col, (m, k))
-        positions = row.astype(np.int64) * k + col
-        positions.sort()
-        if positions.size > 1 and bool((positions[1:] == positions[:-1]).any()):
-            fail(op, "row and col", "hold no duplicate coordinates", "a pair that occurs twice")
-        return cls._from_positions(positions, (m, k))
+        m, k = check_topology_shape(op, shape)
+        with on_device(row):
+            check_coords(op, row, col, (m, k))
+            positions = row.astype(np.int64) * k + col
+            positions.sort()
+            if positions.size > 1 and bool((positions[1:] == positions[:-1]).any()):
+                fail(op, "row and col", "hold no duplicate coordinates", "a pair that occurs twice")
+            return cls._from_positions(positions, (m, k))
 
     @classmethod
     def from_mask(cls, mask: Array) -> Topology:
-        """From a dense (m, k) array: an entry exists where ``mask`` is non-zero."""
+        """From a dense array: an entry exists where ``mask`` is non-zero.
+
+        Parameters
+        ----------
+        mask : array of any dtype, shape (m, k)
+
+        Raises
+        ------
+        TypeError
+            ``mask`` is not a NumPy or CuPy array.
+        ValueError
+            It has another number of dimensions, or 2^31 non-zero elements or more.
+        """
         op = "Topology.from_mask"
         _check.check_array(op, "mask", mask)
         if mask.ndim != 2:
             fail(op, "mask", "have 2 dimensions", mask.ndim)
-        _check_topology_shape(op, mask.shape)
-        xp = get_array_module(mask)
-        return cls._from_positions(xp.flatnonzero(mask), mask.shape)
+        check_topology_shape(op, mask.shape)
+        with on_device(mask):
+            return cls._from_positions(get_array_module(mask).flatnonzero(mask), mask.shape)
 
     @classmethod
     def _from_positions(cls, positions: Array, shape: tuple[int, int]) -> Topology:
-        """From strictly increasing linear positions ``row * k + col`` (int64)."""
+        """From strictly increasing linear positions ``row * k + col`` (int64).
+
+        Their device must be current.
+        """
         _check.check_nnz("Topology", positions.shape[0])
         row_offsets, columns = split_positions(positions, shape)
         return cls._from_parts(row_offsets, columns, (int(shape[0]), int(shape[1])))
@@ -199,35 +203,41 @@ class Topology:
     @property
     def fan_in(self) -> Array:
         """Number of entries in each row: int32 array, shape (m,)."""
-        return self.row_offsets[1:] - self.row_offsets[:-1]
+        with on_device(self.columns):
+            return self.row_offsets[1:] - self.row_offsets[:-1]
 
     @property
     def row(self) -> Array:
         """Row of each entry: int32 array, shape (nnz,); made anew at each call."""
-        return _expand_rows(self.row_offsets, self.nnz)
+        with on_device(self.columns):
+            return expand_rows(self.row_offsets, self.nnz)
 
     @property
     def col(self) -> Array:
         """Column of each entry: int32 array, shape (nnz,); made anew at each call."""
-        return self.columns.astype(np.int32)
+        with on_device(self.columns):
+            return self.columns.astype(np.int32)
 
     @property
     def positions(self) -> Array:
         """Strictly increasing ``row * k + col``: int64 array, shape (nnz,); made anew."""
-        return self.row.astype(np.int64) * self.k + self.columns
+        with on_device(self.columns):
+            return self.row.astype(np.int64) * self.k + self.columns
 
     @property
     def transposed(self) -> TransposedView:
         """The column-major view, built at first use and kept until the structure changes."""
         if self._transposed is None:
-            self._transposed = transpose(self.row_offsets, self.columns, self.shape)
+            with on_device(self.columns):
+                self._transposed = transpose(self.row_offsets, self.columns, self.shape)
         return self._transposed
 
     @property
     def packed_rows(self) -> Array:
         """Row of each entry in the narrowest index dtype, kept; only COO kernels read it."""
         if self._packed_rows is None:
-            self._packed_rows = self.row.astype(index_dtype(self.m))
+            with on_device(self.columns):
+                self._packed_rows = self.row.astype(index_dtype(self.m))
         return self._packed_rows
 
     # Changes and copies
@@ -246,35 +256,39 @@ class Topology:
 
         Raises
         ------
+        TypeError
+            An argument is not an integer array.
         ValueError
             ``row_offsets`` has another length, or an array lives on another device.
         """
         for name, array in (("row_offsets", row_offsets), ("columns", columns)):
-            _check_index_array("Topology.update", name, array)
+            check_index_array("Topology.update", name, array)
             _check.check_same_device("Topology.update", name, array, self.device)
         _check.check_shape("Topology.update", "row_offsets", row_offsets, (self.m + 1,))
-        columns = columns.astype(index_dtype(self.k), copy=False)
-        if columns.shape != self.columns.shape:
-            version = self.version + 1
-            self._adopt(row_offsets.astype(np.int32), columns.copy(), self.shape, version)
-            return
-        self.row_offsets[...] = row_offsets
-        self.columns[...] = columns
-        self.refresh()
+        with on_device(self.columns):
+            if columns.shape != self.columns.shape:
+                offsets, stored = row_offsets.astype(np.int32), columns.astype(index_dtype(self.k))
+                self._adopt(offsets, stored, self.shape, self.version + 1)
+                return
+            self.row_offsets[...] = row_offsets
+            self.columns[...] = columns
+            self.refresh()
 
     def refresh(self) -> None:
         """Recompute what is derived, in place, after the index arrays themselves were written."""
         self.version += 1
-        if self._transposed is not None:
-            fresh = transpose(self.row_offsets, self.columns, self.shape)
-            for held, new in zip(self._transposed, fresh, strict=True):
-                held[...] = new
-        if self._packed_rows is not None:
-            self._packed_rows[...] = self.row
+        with on_device(self.columns):
+            if self._transposed is not None:
+                fresh = transpose(self.row_offsets, self.columns, self.shape)
+                for held, new in zip(self._transposed, fresh, strict=True):
+                    held[...] = new
+            if self._packed_rows is not None:
+                self._packed_rows[...] = self.row
 
     def copy(self) -> Topology:
         """A topology that shares no array with this one; derived arrays are made when needed."""
-        return Topology._from_parts(self.row_offsets.copy(), self.columns.copy(), self.shape)
+        with on_device(self.columns):
+            return Topology._from_parts(self.row_offsets.copy(), self.columns.copy(), self.shape)
 
     def to_device(self, device: str) -> Topology:
         """The topology on ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
@@ -284,7 +298,7 @@ class Topology:
         Raises
         ------
         ValueError
-            ``device`` has another form.
+            ``device`` has another form, or is none of the visible devices.
         CudaUnavailableError
             There is no CuPy or no GPU.
         """
@@ -295,12 +309,13 @@ class Topology:
 
     def equals(self, other: Topology) -> bool:
         """Whether both have the same shape and the same entries (on one device)."""
-        return (
-            self.shape == other.shape
-            and self.nnz == other.nnz
-            and bool((self.row_offsets == other.row_offsets).all())
-            and bool((self.columns == other.columns).all())
-        )
+        with on_device(self.columns):
+            return (
+                self.shape == other.shape
+                and self.nnz == other.nnz
+                and bool((self.row_offsets == other.row_offsets).all())
+                and bool((self.columns == other.columns).all())
+            )
 
     def __repr__(self) -> str:
         return (
@@ -309,116 +324,20 @@ class Topology:
         )
 
 
-def mover(device: str) -> Any:
+def mover(device: str) -> Callable[[Array], Array]:
     """A function that copies an array to ``device``: "cpu", "cuda" or "cuda:<index>"."""
     if device == "cpu":
         return lambda array: array if is_numpy(array) else array.get()
-    kind, _, index = device.partition(":")
-    if kind != "cuda" or not (index.isdigit() or (not index and device == "cuda")):
+    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind != "cuda" or not (index.isdecimal() or device == "cuda"):
         fail("to_device", "device", "be 'cpu', 'cuda' or 'cuda:<index>'", repr(device))
     cupy = _jit.require_cupy()
+    count = cupy.cuda.runtime.getDeviceCount()
+    if index and int(index) >= count:
+        fail("to_device", "device", f"be one of cuda:0 to cuda:{count - 1}", repr(device))
 
     def move(array: Array) -> Array:
         with cupy.cuda.Device(int(index) if index else None):
             return cupy.array(array)
 
     return move
-
-
-def transpose(row_offsets: Array, columns: Array, shape: tuple[int, int]) -> TransposedView:
-    """Column-major view of a canonical structure; the arrays of `TransposedView`."""
-    (m, k), nnz = shape, columns.shape[0]
-    xp = get_array_module(columns)
-    if xp is np:
-        entries = np.arange(nnz, dtype=np.int32)
-        matrix = sparse.csr_array((entries, columns.astype(np.int32), row_offsets), shape=shape)
-        view = matrix.tocsc()
-        return TransposedView(
-            view.indptr.astype(np.int32, copy=False),
-            view.indices.astype(index_dtype(m)),
-            view.data,
-        )
-    permutation = xp.argsort(columns, kind="stable").astype(np.int32)
-    rows = _expand_rows(row_offsets, nnz)[permutation].astype(index_dtype(m))
-    bounds = xp.arange(k + 1, dtype=np.int32)
-    ordered = columns[permutation].astype(np.int32)
-    return TransposedView(
-        xp.searchsorted(ordered, bounds, side="left").astype(np.int32), rows, permutation
-    )
-
-
-def split_positions(positions: Array, shape: tuple[int, int]) -> tuple[Array, Array]:
-    """Row offsets (int32) and columns (stored dtype) of sorted linear positions (int64)."""
-    m, k = int(shape[0]), int(shape[1])
-    xp = get_array_module(positions)
-    starts = xp.arange(m + 1, dtype=np.int64) * k
-    row_offsets = xp.searchsorted(positions, starts, side="left").astype(np.int32)
-    columns = (positions % max(k, 1)).astype(index_dtype(k))
-    return row_offsets, columns
-
-
-def check_coords(op: str, row: Array, col: Array, shape: tuple[int, int]) -> None:
-    """Coordinates must be equally long 1-D integer arrays on one device, within ``shape``."""
-    for name, array in (("row", row), ("col", col)):
-        _check_index_array(op, name, array)
-    if row.shape != col.shape:
-        fail(op, "row and col", "have the same length", (row.shape[0], col.shape[0]))
-    _check.check_same_device(op, "col", col, device_of(row))
-    _check.check_nnz(op, row.shape[0])
-    if row.shape[0] == 0:
-        return
-    xp = get_array_module(row)
-    # One copy to the host for the four bounds.
-    extremes = (row.min(), row.max(), col.min(), col.max())
-    bounds = xp.stack([extreme.astype(np.int64) for extreme in extremes])
-    row_min, row_max, col_min, col_max = bounds.tolist()
-    for name, low, high, size in (
-        ("row", row_min, row_max, shape[0]),
-        ("col", col_min, col_max, shape[1]),
-    ):
-        if low < 0 or high >= size:
-            got = low if low < 0 else high
-            fail(op, name, f"hold indices in [0, {size})", got, IndexError)
-
-
-def _check_index_array(op: str, name: str, array: object) -> None:
-    _check.check_array(op, name, array)
-    if array.dtype.kind not in "iu":  # type: ignore[attr-defined]
-        fail(op, name, "have an integer dtype", dtype_name(array), TypeError)
-    if array.ndim != 1:  # type: ignore[attr-defined]
-        fail(op, name, "have 1 dimension", array.ndim)  # type: ignore[attr-defined]
-
-
-def _check_structure(op: str, row_offsets: Array, columns: Array, k: int) -> None:
-    """Offsets must run from 0 to nnz without decreasing; columns must increase in each row."""
-    nnz = columns.shape[0]
-    first, last = int(row_offsets[0]), int(row_offsets[-1])
-    if first != 0 or last != nnz:
-        fail(op, "row_offsets", f"run from 0 to nnz ({nnz})", (first, last))
-    offsets = row_offsets.astype(np.int64)
-    if bool((offsets[1:] < offsets[:-1]).any()):
-        fail(op, "row_offsets", "not decrease", "an entry below its predecessor")
-    if nnz == 0:
-        return
-    low, high = int(columns.min()), int(columns.max())
-    if low < 0 or high >= k:
-        fail(op, "columns", f"hold indices in [0, {k})", low if low < 0 else high, IndexError)
-    positions = _expand_rows(offsets, nnz).astype(np.int64) * k + columns
-    if bool((positions[1:] <= positions[:-1]).any()):
-        fail(op, "columns", "strictly increase within each row", "an entry out of order")
-
-
-def _check_topology_shape(op: str, shape: Any) -> tuple[int, int]:
-    m, k = _check.check_matrix_shape(op, shape)
-    if max(m, k) > MAX_SIZE:
-        fail(op, "shape", f"have no entry above {MAX_SIZE} (indices are 32-bit)", (m, k))
-    return m, k
-
-
-def _expand_rows(row_offsets: Array, nnz: int) -> Array:
-    xp = get_array_module(row_offsets)
-    if xp is np:
-        rows = np.arange(row_offsets.shape[0] - 1, dtype=np.int32)
-        return np.repeat(rows, np.diff(row_offsets))
-    entries = xp.arange(nnz, dtype=row_offsets.dtype)
-    return (xp.searchsorted(row_offsets, entries, side="right") - 1).astype(np.int32)

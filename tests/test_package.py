@@ -27,7 +27,7 @@ LAYERS = (
     ("_jit", "reference"),
     ("kernels",),
     ("dispatch",),
-    ("topology",),
+    ("_structure", "topology"),
     ("ops",),
     ("_coords", "_entries", "coo"),
     ("_counters", "random", "io", "dst", "codegen"),

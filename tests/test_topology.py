@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snack_cupy import CudaUnavailableError, Topology, _jit
-from snack_cupy.topology import NARROW_LIMIT
+from snack_cupy._structure import NARROW_LIMIT
 
 each_problem = pytest.mark.parametrize("p", PROBLEMS, ids=problem_ids(PROBLEMS))
 
@@ -231,7 +231,9 @@ def test_topology_to_device_is_itself_where_it_is(small):
 # Errors
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", ""])
+@pytest.mark.parametrize(
+    "device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:²", "cpu:0", "", 0, None]
+)
 def test_topology_to_device_names_the_allowed_forms(small, device):
     message = f"to_device: device must be 'cpu', 'cuda' or 'cuda:<index>', got {device!r}"
     with pytest.raises(ValueError, match=message):

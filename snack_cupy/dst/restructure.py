@@ -14,13 +14,14 @@ import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
+from snack_cupy._structure import split_positions
 from snack_cupy._xp import Array, get_array_module, on_device
 from snack_cupy.dst._arrays import compact
 from snack_cupy.dst.drop import Criterion, check_mask, select_drop
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
 from snack_cupy.dst.remap import Remap
 from snack_cupy.random import check_key, subkey
-from snack_cupy.topology import Topology, split_positions
+from snack_cupy.topology import Topology
 
 Change = tuple[Array, Array, Remap]
 REGROWN = ("survive", "reset")

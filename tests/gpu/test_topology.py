@@ -205,6 +205,6 @@ def test_topology_update_refuses_and_changes_nothing(cp):
 
 def test_topology_to_device_refuses(cp):
     topology = make_topology(problem("odd_sizes")).to_device("cuda")
-    for device in ("gpu", "cuda:x", "cuda:", "", "tpu:0"):
+    for device in ("gpu", "cuda:x", "cuda:", "", "tpu:0", "cuda:99"):
         with pytest.raises(ValueError, match="to_device: device must be"):
             topology.to_device(device)
