@@ -12,7 +12,7 @@ from snack_cupy._check import fail
 from snack_cupy.dst import Remap
 from snack_cupy.random import random_topology
 from snack_cupy.topology import Topology, TransposedView
-from snack_cupy.torch import bridge, functional, ops, restructuring, state
+from snack_cupy.torch import bridge, conversion, functional, ops, restructuring, state
 from snack_cupy.torch.weight import SparseWeight
 
 
@@ -242,66 +242,23 @@ class SnackLinear(nn.Module):
             `mask` are given.
         ValueError
             The sparsity is outside [0, 1) or the mask has another shape.
+
+        Notes
+        -----
+        On the weight's device this takes a sort and a mask of as many elements as the weight.
         """
-        op = "SnackLinear.from_dense"
-        if not isinstance(linear, nn.Linear):
-            fail(op, "linear", "be a torch.nn.Linear", type(linear).__name__, TypeError)
-        if (sparsity is None) == (mask is None):
-            got = "both" if mask is not None else "neither"
-            fail(op, "sparsity or mask", "be given, exactly one of them", got, TypeError)
-        weight = linear.weight.detach()
-        if mask is None:
-            fraction = _check.check_fraction(op, "sparsity", sparsity)
-            # As in random_topology: the order of the products decides where halves are rounded.
-            keep = round((1 - fraction) * linear.out_features * linear.in_features)
-            order = weight.abs().flatten().argsort(descending=True, stable=True)
-            mask = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
-            mask[order[:keep]] = True
-            mask = mask.view(weight.shape)
-        elif not isinstance(mask, torch.Tensor):
-            fail(op, "mask", "be a tensor", type(mask).__name__, TypeError)
-        elif mask.shape != weight.shape:
-            fail(op, "mask", f"have shape {tuple(weight.shape)}", tuple(mask.shape))
-        mask = mask.to(weight.device) != 0
-        topology = Topology.from_mask(mask.cpu().numpy())
-        layer = cls(
-            linear.in_features,
-            linear.out_features,
-            bias=linear.bias is not None,
-            topology=topology,
-            device=weight.device,
-            dtype=weight.dtype,
-            # Its values are overwritten: leave the default generator alone.
-            generator=torch.Generator(weight.device),
-        )
-        with torch.no_grad():
-            layer.values.copy_(weight[mask])
-            if layer.bias is not None:
-                layer.bias.copy_(linear.bias)
-                layer.bias.requires_grad_(linear.bias.requires_grad)
-        layer.values.requires_grad_(linear.weight.requires_grad)
-        return layer.train(linear.training)
+        return conversion.from_dense(cls, linear, sparsity, mask)
 
     def to_dense(self) -> nn.Linear:
-        """An ``nn.Linear`` that computes the same function; its weight is out x in elements."""
-        linear = nn.utils.skip_init(
-            nn.Linear,
-            self.in_features,
-            self.out_features,
-            bias=self.bias is not None,
-            device=self.values.device,
-            dtype=self.values.dtype,
-        )
-        topology = self.topology
-        with torch.no_grad(), bridge.array_scope(self.values.device):
-            positions = bridge.to_tensor(topology.positions)
-            linear.weight.zero_()
-            linear.weight.view(-1)[positions] = self.values
-            if self.bias is not None:
-                linear.bias.copy_(self.bias)
-                linear.bias.requires_grad_(self.bias.requires_grad)
-        linear.weight.requires_grad_(self.values.requires_grad)
-        return linear.train(self.training)
+        """An ``nn.Linear`` that computes the same function; its weight is (out, in) elements.
+
+        Returns
+        -------
+        nn.Linear
+            With copies of the values and the bias, of the layer's device, dtype, training mode and
+            ``requires_grad``.
+        """
+        return conversion.to_dense(self)
 
     # Restructuring: see snack_cupy.torch.restructuring
 
@@ -335,8 +292,14 @@ class SnackLinear(nn.Module):
         Raises
         ------
         ValueError, TypeError
-            The amount or the criterion is invalid, or optimiser state cannot follow; nothing is
-            changed then.
+            The amount or the criterion is invalid, or optimiser state cannot follow.
+        RuntimeError
+            A CUDA graph is being captured. Nothing is changed in any of these cases.
+
+        Notes
+        -----
+        Source: magnitude pruning as in Han et al., "Learning both weights and connections for
+        efficient neural networks", NeurIPS 2015.
         """
         return restructuring.prune(self, amount, criterion, optimizer, key)
 
@@ -364,6 +327,13 @@ class SnackLinear(nn.Module):
         ------
         ValueError, TypeError
             As for `prune`; also where fewer places than `amount` are inactive.
+        RuntimeError
+            A CUDA graph is being captured.
+
+        Notes
+        -----
+        Source: random growth as in Mocanu et al., "Scalable training of artificial neural networks
+        with adaptive sparse connectivity inspired by network science", Nature Communications 2018.
         """
         return restructuring.grow(self, amount, optimizer, key)
 
