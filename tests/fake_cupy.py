@@ -1,7 +1,8 @@
 """A stand-in for CuPy with two devices: NumPy arrays that refuse work while the other is current.
 
-It knows what `Topology` calls. Every function and method raises where one of its arrays is not on
-the current device, as CuPy does between devices without peer access.
+Every function of it, and every operator and method of its arrays that CuPy would launch a kernel
+for, raises where an array is not on the current device, as CuPy does between devices without peer
+access.
 """
 
 import types
@@ -36,22 +37,21 @@ class Array(np.ndarray):
         return Device(self._id)
 
     def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
-        check(inputs)
-        plain = [plain_array(value) for value in inputs]
-        if out := keywords.pop("out", None):
-            keywords["out"] = tuple(plain_array(value) for value in out)
-        return new(getattr(ufunc, method)(*plain, **keywords))
+        return guarded(getattr(ufunc, method))(*inputs, **keywords)
 
 
 def plain_array(value):
+    """The NumPy array behind ``value``, whatever device is current."""
     return value.view(np.ndarray) if isinstance(value, Array) else value
 
 
-def check(values):
-    """Raise where an array among ``values`` is not on the current device."""
-    for value in values:
-        if isinstance(value, Array) and value._id != current[-1]:
-            raise RuntimeError(f"an array of device {value._id} while {current[-1]} is current")
+def current_array(value):
+    """As `plain_array`, also in lists; raises where an array is not on the current device."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(current_array, value))
+    if isinstance(value, Array) and value._id != current[-1]:
+        raise RuntimeError(f"an array of device {value._id} while {current[-1]} is current")
+    return plain_array(value)
 
 
 def new(result):
@@ -67,22 +67,20 @@ def guarded(function):
     """``function`` of NumPy, on arrays of the current device."""
 
     def call(*arguments, **keywords):
-        check(arguments)
-        return new(function(*map(plain_array, arguments), **keywords))
+        plain = {name: current_array(value) for name, value in keywords.items()}
+        return new(function(*map(current_array, arguments), **plain))
 
     return call
 
 
-for name in ("__getitem__", "__setitem__", "astype", "copy", "sort", "min", "max", "any", "all"):
+for name in ("__getitem__", "__setitem__", "astype", "copy", "sort", "argsort", "argmax"):
     setattr(Array, name, guarded(getattr(np.ndarray, name)))
 
 
 def module():
     """The stand-in, to be put in the place of ``sys.modules["cupy"]``."""
-    functions = ("arange", "argsort", "array", "flatnonzero", "searchsorted")
     fake = types.ModuleType("cupy")
-    vars(fake).update({name: guarded(getattr(np, name)) for name in functions})
-    fake.stack = lambda arrays: guarded(lambda *rows: np.stack(rows))(*arrays)
+    fake.__getattr__ = lambda name: guarded(getattr(np, name))
     fake.ndarray = Array
     fake.cuda = types.SimpleNamespace(
         Device=lambda index=None: Device(current[-1] if index is None else index),

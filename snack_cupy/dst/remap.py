@@ -68,7 +68,20 @@ class Remap:
 
     @classmethod
     def identity(cls, nnz: int, xp: ModuleType = np) -> Remap:
-        """The remap that moves nothing, of ``nnz`` connections."""
+        """The remap that moves nothing.
+
+        Parameters
+        ----------
+        nnz : int
+            Number of connections, below 2^31.
+        xp : module
+            ``numpy`` or ``cupy``, on its current device.
+
+        Raises
+        ------
+        TypeError, ValueError
+            ``nnz`` is no integer or out of range.
+        """
         nnz = _check.check_count("Remap.identity", "nnz", nnz, high=_check.MAX_NNZ)
         return cls._from_parts(xp.arange(nnz, dtype=np.int32), nnz)
 
@@ -80,7 +93,8 @@ class Remap:
     @cached_property
     def kept(self) -> int:
         """Connections that survive; counted once, when first asked for (waits for the device)."""
-        return int((self.new_to_old >= 0).sum())
+        with on_device(self.new_to_old):
+            return int((self.new_to_old >= 0).sum())
 
     @property
     def grown(self) -> int:
@@ -217,15 +231,15 @@ class Remap:
     def _check_entries(self) -> None:
         if self.nnz_new == 0:
             return
-        low, high = int(self.new_to_old.min()), int(self.new_to_old.max())
-        if low < -1 or high >= self.nnz_old:
-            got = low if low < -1 else high
-            fail("Remap", "new_to_old", f"hold entries in [-1, {self.nnz_old})", got, IndexError)
         with on_device(self.new_to_old):
+            low, high = int(self.new_to_old.min()), int(self.new_to_old.max())
+            if low < -1 or high >= self.nnz_old:
+                rule = f"hold entries in [-1, {self.nnz_old})"
+                fail("Remap", "new_to_old", rule, low if low < -1 else high, IndexError)
             xp = get_array_module(self.new_to_old)
             twice = xp.bincount(self.new_to_old + np.int32(1), minlength=1)[1:] > 1
-        if bool(twice.any()):
-            fail("Remap", "new_to_old", "hold no old index twice", int(twice.argmax()))
+            if bool(twice.any()):
+                fail("Remap", "new_to_old", "hold no old index twice", int(twice.argmax()))
 
     def __repr__(self) -> str:
         return f"Remap(nnz_old={self.nnz_old}, nnz_new={self.nnz_new})"

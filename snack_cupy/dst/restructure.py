@@ -81,11 +81,13 @@ def prune(
         fail(op, "exactly one of n and keep_mask", "be given", got)
     if keep_mask is not None:
         check_mask(op, "keep_mask", keep_mask, nnz, topology.device)
-        return _keep(topology, keep_mask, int(keep_mask.sum()))
+        with on_device(topology.columns):
+            return _keep(topology, keep_mask, int(keep_mask.sum()))
     n = _check.check_count(op, "n", n, high=nnz)
     _check_values(op, topology, values)
     key = check_key(op, key)
-    return _keep(topology, ~select_drop(op, criterion, values, n, key), nnz - n)
+    with on_device(topology.columns):
+        return _keep(topology, ~select_drop(op, criterion, values, n, key), nnz - n)
 
 
 def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: int) -> Change:
@@ -224,13 +226,12 @@ def restructure(
 
 def _keep(topology: Topology, keep_mask: Array, count: int) -> Change:
     """The structure of the ``count`` connections that ``keep_mask`` keeps."""
-    with on_device(topology.columns):
-        xp, nnz = topology.xp, topology.nnz
-        kept = compact(keep_mask, count)
-        kept_before = xp.zeros(nnz + 1, np.int32)
-        kept_before[1:] = xp.cumsum(keep_mask, dtype=np.int32)
-        row_offsets = kept_before[topology.row_offsets]
-        return row_offsets, topology.columns[kept], Remap._from_parts(kept, nnz)
+    xp, nnz = topology.xp, topology.nnz
+    kept = compact(keep_mask, count)
+    kept_before = xp.zeros(nnz + 1, np.int32)
+    kept_before[1:] = xp.cumsum(keep_mask, dtype=np.int32)
+    row_offsets = kept_before[topology.row_offsets]
+    return row_offsets, topology.columns[kept], Remap._from_parts(kept, nnz)
 
 
 def _merge(topology: Topology, grown: Array) -> tuple[Array, Array, Array]:

@@ -1,4 +1,4 @@
-"""A topology on a device that is not current: it switches by itself and leaves the device again."""
+"""Work on a device that is not current: it is entered, and left again."""
 
 import sys
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import make_topology, problem
 
-from snack_cupy import Topology, _jit
+from snack_cupy import COOTensor, Topology, _jit, dst
 
 
 @pytest.fixture
@@ -116,3 +116,77 @@ def test_topology_to_device_names_the_devices_there_are(cupy, host, device):
     message = f"^to_device: device must be one of cuda:0 to cuda:1, got '{device}'$"
     with pytest.raises(ValueError, match=message):
         host.to_device(device)
+
+
+# Restructuring
+
+
+def assert_change(change, want):
+    """Both lead to the same structure by the same remap; the first one on the second device."""
+    *arrays, remap = change
+    *wanted, host_remap = want
+    for got, array in zip(
+        (*arrays, remap.new_to_old), (*wanted, host_remap.new_to_old), strict=True
+    ):
+        assert got.device.id == 1
+        assert got.dtype == array.dtype
+        np.testing.assert_array_equal(fake_cupy.plain_array(got), array)
+    for name in ("kept", "grown", "dropped", "is_identity", "nnz_old", "nnz_new"):
+        assert getattr(remap, name) == getattr(host_remap, name), name
+
+
+@pytest.mark.parametrize("criterion", ["magnitude", "random"])
+def test_dst_works_on_another_device(cupy, host, rng, criterion):
+    topology, values = host.to_device("cuda:1"), rng.standard_normal(host.nnz)
+    device_values = on_second(cupy, values)
+    keep = values > 0.5
+    options = {"criterion": criterion, "key": 3}
+    assert_change(
+        dst.prune(topology, keep_mask=on_second(cupy, keep)), dst.prune(host, keep_mask=keep)
+    )
+    assert_change(
+        dst.prune(topology, device_values, 40, **options), dst.prune(host, values, 40, **options)
+    )
+    assert_change(dst.grow(topology, 50, key=4), dst.grow(host, 50, key=4))
+    change = dst.restructure(topology, device_values, 0.3, **options)
+    assert_change(change, dst.restructure(host, values, 0.3, **options))
+
+
+def test_remap_on_another_device(cupy):
+    indices = np.array([2, -1, 0], np.int32)
+    remap, host = dst.Remap(on_second(cupy, indices), 3), dst.Remap(indices, 3)
+    moved = remap.apply(on_second(cupy, np.array([1.0, 2.0, 3.0])))
+    assert moved.device.id == 1
+    assert fake_cupy.plain_array(moved).tolist() == [3.0, 0.0, 1.0]
+    assert fake_cupy.plain_array(remap.compose(remap).new_to_old).tolist() == [0, -1, 2]
+    assert (remap.kept, remap.is_identity) == (host.kept, host.is_identity)
+    for wrong, error in (([0, 0], ValueError), ([0, 3], IndexError)):
+        with pytest.raises(error, match=r"^Remap: new_to_old must hold"):
+            dst.Remap(on_second(cupy, np.array(wrong, np.int32)), 3)
+
+
+# Tensors
+
+
+def test_coo_works_on_another_device(cupy):
+    coords, data = np.array([[1, 0, 1, 1], [2, 1, 0, 2]]), np.array([4.0, 2.0, 3.0, 1.0])
+    tensor = COOTensor(on_second(cupy, coords), on_second(cupy, data), (2, 3))
+    host = COOTensor(coords, data, (2, 3))
+    for make in (
+        lambda t: t.coalesce(),
+        lambda t: t.copy(),
+        lambda t: t.T,
+        lambda t: (t * 2).astype(np.float32),
+        lambda t: -t / 3,
+        lambda t: COOTensor.from_topology(t.topology, t.values),
+    ):
+        got, want = make(tensor), make(host)
+        assert got.device == "cuda:1"
+        assert (got.dtype, got.is_sorted, got.nnz) == (want.dtype, want.is_sorted, want.nnz)
+        np.testing.assert_array_equal(fake_cupy.plain_array(got.to_dense()), want.to_dense())
+    tensor.sort_indices()
+    tensor.sum_duplicates()
+    assert tensor.is_canonical
+    again = COOTensor.from_dense(tensor.to_dense())
+    assert again.device == "cuda:1"
+    assert again.topology.equals(tensor.topology)
