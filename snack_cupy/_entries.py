@@ -318,14 +318,17 @@ class StoredEntries:
         )
 
     def to_device(self, device: str) -> Self:
-        """The tensor on ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
+        """The tensor on another device; itself where it is there already.
 
-        Returns itself where it is there already.
+        Parameters
+        ----------
+        device : str
+            ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
 
         Raises
         ------
         ValueError
-            ``device`` has another form.
+            ``device`` has another form, or is none of the visible devices.
         CudaUnavailableError
             There is no CuPy or no GPU.
         """

@@ -14,7 +14,7 @@ from snack_cupy._check import fail
 from snack_cupy._coords import Merge
 from snack_cupy._entries import StoredEntries, on_own_device
 from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
-from snack_cupy.topology import Topology, mover
+from snack_cupy.topology import Topology, check_topology, mover
 
 SCIPY_FORMATS = ("bsr", "coo", "csc", "csr", "dia", "dok", "lil")
 
@@ -108,7 +108,19 @@ class COOTensor(StoredEntries):
 
     @classmethod
     def from_dense(cls, array: Array | Sequence[Any]) -> COOTensor:
-        """From a dense array of at least 1 dimension: an entry for each element that is not zero.
+        """From a dense array: an entry for each element that is not zero.
+
+        Parameters
+        ----------
+        array : array or sequence of at least 1 dimension
+            Of a dtype that `data` may have; a CuPy array gives a tensor on its device.
+
+        Raises
+        ------
+        TypeError
+            The elements are not numbers.
+        ValueError
+            The array has no dimension.
 
         Examples
         --------
@@ -133,6 +145,16 @@ class COOTensor(StoredEntries):
     @classmethod
     def from_scipy(cls, matrix: Any) -> COOTensor:
         """From a SciPy sparse array or matrix of any format; all stored entries are kept.
+
+        Parameters
+        ----------
+        matrix : SciPy sparse array or matrix
+            Copied.
+
+        Raises
+        ------
+        TypeError
+            It is not one.
 
         Examples
         --------
@@ -164,8 +186,7 @@ class COOTensor(StoredEntries):
             An argument is of another kind, or `values` has another shape or device.
         """
         op = "COOTensor.from_topology"
-        if not isinstance(topology, Topology):
-            fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
+        check_topology(op, topology)
         _check.check_array(op, "values", values)
         _coords.check_value_dtype(op, "values", values.dtype)
         _check.check_same_device(op, "values", values, topology.device)
@@ -182,12 +203,19 @@ class COOTensor(StoredEntries):
         """Product with a dense vector or matrix: shape (m, k) @ (k,) or (k, n).
 
         Dtypes promote as NumPy's do. float32, float64, float16 and bfloat16 run on both devices,
-        booleans, integers and complex numbers on the CPU only.
+        booleans, integers and complex numbers on the CPU only. Computed by `snack_cupy.spmm`.
+
+        Raises
+        ------
+        TypeError
+            The dtypes do not promote, or their common one does not run on the device.
+        ValueError
+            The tensor is not 2-D, or the other operand has another size or device.
         """
         return self._multiply(other, reflected=False)
 
     def __rmatmul__(self, other: object) -> Array:
-        """Product with dense rows: shape (..., m) @ (m, k)."""
+        """Product with dense rows: shape (..., m) @ (m, k); as `__matmul__` else."""
         return self._multiply(other, reflected=True)
 
     @on_own_device
@@ -270,7 +298,20 @@ class COOTensor(StoredEntries):
 
     @on_own_device
     def astype(self, dtype: Any, copy: bool = True) -> COOTensor:
-        """The same elements in another dtype; itself with ``copy=False`` where nothing changes."""
+        """The same elements in another dtype.
+
+        Parameters
+        ----------
+        dtype : dtype
+            Of booleans, integers, floats or complex numbers.
+        copy : bool
+            False returns the tensor itself where nothing changes.
+
+        Raises
+        ------
+        TypeError
+            The dtype is another one.
+        """
         dtype = np.dtype(dtype)
         _coords.check_value_dtype("COOTensor.astype", "dtype", dtype)
         if dtype == self.dtype:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from numbers import Integral
+from numbers import Integral, Real
 from types import ModuleType
 
 import numpy as np
@@ -18,6 +18,7 @@ from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._coords import coords_dtype
 from snack_cupy._counters import WORD, hash_counters, permute
+from snack_cupy._structure import check_topology_shape
 from snack_cupy._xp import Array
 from snack_cupy.coo import COOTensor
 from snack_cupy.topology import Topology
@@ -243,7 +244,7 @@ def random_topology(
     array([2, 2, 2, 2], dtype=int32)
     """
     op = "random_topology"
-    m, k = _check.check_matrix_shape(op, shape)
+    m, k = check_topology_shape(op, shape)
     if distribution not in DISTRIBUTIONS:
         fail(op, "distribution", f"be one of {DISTRIBUTIONS}", repr(distribution))
     nnz = _resolve_nnz(op, m, k, sparsity, density, nnz, fan_in)
@@ -339,6 +340,8 @@ def erdos_renyi_density(shape: tuple[int, int], epsilon: float) -> float:
     """
     op = "erdos_renyi_density"
     m, k = _check.check_matrix_shape(op, shape)
+    if not isinstance(epsilon, Real) or isinstance(epsilon, bool):
+        fail(op, "epsilon", "be a number", repr(epsilon), TypeError)
     if not math.isfinite(epsilon) or epsilon < 0:
         fail(op, "epsilon", "be finite and not negative", epsilon)
     return min(1.0, epsilon * (m + k) / (m * k)) if m * k else 0.0

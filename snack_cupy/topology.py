@@ -50,6 +50,11 @@ class Topology:
     IndexError
         A column is negative or not below k.
 
+    Notes
+    -----
+    Compressed rows with 16-bit columns, as in Gale et al., "Sparse GPU Kernels for Deep Learning",
+    SC 2020 (their mixed-precision kernels) and in the layer of SNACK, arXiv 2610.04093.
+
     Examples
     --------
     >>> import numpy as np
@@ -291,9 +296,12 @@ class Topology:
             return Topology._from_parts(self.row_offsets.copy(), self.columns.copy(), self.shape)
 
     def to_device(self, device: str) -> Topology:
-        """The topology on ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
+        """The topology on another device; itself where it is there already.
 
-        Returns itself where it is there already.
+        Parameters
+        ----------
+        device : str
+            ``"cpu"``, ``"cuda"`` (the current device) or ``"cuda:<index>"``.
 
         Raises
         ------
@@ -322,6 +330,12 @@ class Topology:
             f"Topology(shape={self.shape}, nnz={self.nnz}, density={self.density:.4g}, "
             f"device={self.device!r})"
         )
+
+
+def check_topology(op: str, topology: object) -> None:
+    """``topology`` must be a `Topology`."""
+    if not isinstance(topology, Topology):
+        fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
 
 
 def mover(device: str) -> Callable[[Array], Array]:

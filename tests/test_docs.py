@@ -7,6 +7,7 @@ must show what Python answers. The README names the whole API, ``cuda/README.md`
 import contextlib
 import doctest
 import importlib
+import inspect
 import io
 import re
 import shlex
@@ -117,12 +118,41 @@ def test_docs_links_lead_somewhere(name):
         assert path or anchor in headings, target
 
 
-@pytest.mark.parametrize("module", ["snack_cupy", "snack_cupy.dst", "snack_cupy.torch"])
+modules = pytest.mark.parametrize("module", ["snack_cupy", "snack_cupy.dst", "snack_cupy.torch"])
+
+
+@modules
 def test_readme_names_the_whole_api(module):
     text = read("README.md")
     public = importlib.import_module(module).__all__
     missing = [name for name in public if name[0] != "_" and not re.search(rf"`{name}\b", text)]
     assert not missing
+
+
+@modules
+def test_docstrings_name_every_argument_and_what_is_raised(module):
+    public = vars(importlib.import_module(module))
+    for name in public["__all__"]:
+        item = public[name]
+        is_exception = inspect.isclass(item) and issubclass(item, Exception)
+        if not callable(item) or is_exception:
+            continue
+        text = inspect.getdoc(item)
+        assert re.search(r"^Raises\n-+$", text, re.MULTILINE), f"{name} does not say what it raises"
+        documented = set(re.findall(r"^(\w[\w, ]*) : ", text, re.MULTILINE))
+        documented |= set(re.findall(r"^([a-z]\w*(?:, \w+)*)$", text, re.MULTILINE))
+        documented = {word for words in documented for word in words.split(", ")}
+        if name != "SparseWeight":  # made by layers alone
+            missing = set(inspect.signature(item).parameters) - documented
+            assert not missing, f"{name} does not document {missing}"
+
+
+@pytest.mark.parametrize("method", ["prune", "grow", "restructure"])
+def test_docstrings_of_updates_name_the_refusal_during_capture(method):
+    layer = importlib.import_module("snack_cupy.torch").SnackLinear
+    assert re.search(
+        r"RuntimeError\n +A CUDA graph is being captured", getattr(layer, method).__doc__
+    )
 
 
 def test_cuda_readme_lists_the_kernels_that_exist():

@@ -261,6 +261,18 @@ def test_prune_refuses(xp):
             dst.prune(topology, *arguments, **keywords)
 
 
+def test_dst_refuses_what_is_no_topology():
+    mask = np.ones((2, 2))
+    for call in (
+        lambda: dst.prune(mask, np.ones(4), 1),
+        lambda: dst.grow(mask, 1, key=0),
+        lambda: dst.restructure(mask, np.ones(4), 0.5, key=0),
+        lambda: dst.random_growth(mask, 1, 0),
+    ):
+        with pytest.raises(TypeError, match=r": topology must be a snack_cupy.Topology, got ndarr"):
+            call()
+
+
 def test_restructure_refuses(xp):
     topology = Topology.from_mask(xp.asarray([[1, 0, 1], [0, 0, 1]]))
     before, values = topology.copy(), xp.asarray([1.0, 2.0, 3.0])

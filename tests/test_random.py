@@ -207,6 +207,12 @@ def test_random_topology_refuses(arguments, error, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("shape", [(1, 2**31), (2**31, 1), (1, 2**40)])
+def test_random_topology_refuses_sizes_beyond_32_bits(shape):
+    with pytest.raises(ValueError, match="random_topology: shape must have no entry above 21474"):
+        random.random_topology(shape, nnz=1)
+
+
 def test_random_topology_refuses_more_than_32_bit_entries():
     with pytest.raises(ValueError, match="random_topology: nnz must be at most 2147483647"):
         random.random_topology((2**17, 2**17), sparsity=0.5)
@@ -263,4 +269,7 @@ def test_erdos_renyi_density():
     assert random.erdos_renyi_density((0, 4), 20) == 0.0
     for epsilon in (-1, math.nan, math.inf):
         with pytest.raises(ValueError, match="erdos_renyi_density: epsilon must be finite"):
+            random.erdos_renyi_density((3, 4), epsilon)
+    for epsilon in ("20", None, True):
+        with pytest.raises(TypeError, match="erdos_renyi_density: epsilon must be a number, got"):
             random.erdos_renyi_density((3, 4), epsilon)

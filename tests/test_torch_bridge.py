@@ -77,6 +77,13 @@ def test_to_array_refuses_other_devices():
         to_array(torch.empty(3, device="meta"))
 
 
+def test_to_array_refuses_what_is_no_dense_tensor():
+    with pytest.raises(TypeError, match="to_array: tensor must be a tensor, got ndarray"):
+        to_array(np.ones(3))
+    with pytest.raises(ValueError, match=r"to_array: tensor must be dense \(strided\), got"):
+        to_array(torch.ones(2, 2).to_sparse())
+
+
 def test_to_tensor_refuses_what_is_no_array():
     with pytest.raises(TypeError, match="to_tensor: array must be a NumPy or CuPy array, got list"):
         to_tensor([1.0])

@@ -259,6 +259,8 @@ def test_layer_refuses_other_inputs():
         layer(torch.ones(2, 12, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"^SnackLinear: x must be on the device of values"):
         layer(torch.ones(2, 12, device="meta"))
+    with pytest.raises(TypeError, match=r"^SnackLinear: x must be a tensor, got ndarray"):
+        layer(np.ones((2, 12), np.float32))
 
 
 def test_layer_repr():

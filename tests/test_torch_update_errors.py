@@ -15,7 +15,8 @@ from torch_helpers import (
     trained,
 )
 
-from snack_cupy.torch import restructuring
+from snack_cupy import dst
+from snack_cupy.torch import remap_optimizer_state, restructuring
 
 updates = pytest.mark.parametrize("update", UPDATES)
 
@@ -129,6 +130,21 @@ def test_update_refuses_amounts(case):
     with pytest.raises(exception, match=message):
         getattr(layer, method)(amount, optimizer=optimizer)
     assert_same(snapshot(layer, optimizer), before)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_update_refuses_what_is_no_optimizer(update):
+    layer = seeded_layer(sparsity=0.5)
+    before = snapshot(layer)
+    message = "optimizer must be a torch.optim.Optimizer, got dict"
+    with pytest.raises(TypeError, match=message):
+        UPDATES[update](layer, optimizer={}, key=1)
+    assert_same(snapshot(layer), before)
+    remap = dst.Remap.identity(layer.nnz)
+    with pytest.raises(TypeError, match=message):
+        remap_optimizer_state({}, layer.values, remap)
+    with pytest.raises(TypeError, match=r"remap must be a snack_cupy.dst.Remap, got ndarray"):
+        remap_optimizer_state(torch.optim.SGD([layer.values]), layer.values, remap.new_to_old)
 
 
 def test_update_refuses_other_arguments():

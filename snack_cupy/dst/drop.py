@@ -55,6 +55,10 @@ def smallest_magnitude(values: Array, n: int, key: int = 0) -> Array:
     A selection, not a full sort, on NumPy; a radix sort of the bits on CuPy, without
     synchronisation.
 
+    Source: Han et al., "Learning both weights and connections for efficient neural networks",
+    NeurIPS 2015; in dynamic training Evci et al., "Rigging the lottery: making all tickets
+    winners", ICML 2020.
+
     Examples
     --------
     >>> import numpy as np

@@ -19,7 +19,7 @@ from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, on_device
 from snack_cupy.random import permuted_ranks
-from snack_cupy.topology import Topology
+from snack_cupy.topology import Topology, check_topology
 
 Growth = Callable[[Topology, int, int], Array]
 
@@ -52,6 +52,10 @@ def random_growth(topology: Topology, n: int, key: int) -> Array:
     its synchronisations. Before the j-th active position there are ``position[j] - j`` inactive
     ones, so the inactive position of rank ``r`` is ``r`` plus the number of ``j`` where that count
     is at most ``r``: a binary search, since the counts do not decrease.
+
+    Sources: Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+    connectivity inspired by network science", Nature Communications 2018 (SET); Mitchell et al.,
+    "Bandwidth-Optimal Random Shuffling for GPUs", ACM TOPC 2022 (the permutation).
 
     Examples
     --------
@@ -108,6 +112,7 @@ def count_inactive(topology: Topology) -> int:
 
 def check_growth_count(op: str, topology: Topology, n: object) -> int:
     """``n`` must be an integer in [0, number of inactive positions]; returned as a plain int."""
+    check_topology(op, topology)
     n = _check.check_count(op, "n", n, high=2**63 - 1)
     inactive = count_inactive(topology)
     if n > inactive:

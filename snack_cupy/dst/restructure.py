@@ -21,7 +21,7 @@ from snack_cupy.dst.drop import Criterion, check_mask, select_drop
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
 from snack_cupy.dst.remap import Remap
 from snack_cupy.random import check_key, subkey
-from snack_cupy.topology import Topology
+from snack_cupy.topology import Topology, check_topology
 
 Change = tuple[Array, Array, Remap]
 REGROWN = ("survive", "reset")
@@ -66,6 +66,11 @@ def prune(
         Not exactly one of ``n`` and ``keep_mask`` is given, or one of the arguments has another
         type, dtype, shape, device or range.
 
+    Notes
+    -----
+    Source of the magnitude criterion: Han et al., "Learning both weights and connections for
+    efficient neural networks", NeurIPS 2015.
+
     Examples
     --------
     >>> import numpy as np
@@ -75,7 +80,9 @@ def prune(
     >>> row_offsets, columns, remap.new_to_old
     (array([0, 1, 2], dtype=int32), array([0, 1], dtype=uint16), array([0, 3], dtype=int32))
     """
-    op, nnz = "prune", topology.nnz
+    op = "prune"
+    check_topology(op, topology)
+    nnz = topology.nnz
     if (n is None) == (keep_mask is None):
         got = "neither" if n is None else "both"
         fail(op, "exactly one of n and keep_mask", "be given", got)
@@ -116,6 +123,11 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
         An argument has another type or range, or nnz would reach 2^31.
     IndexError
         The growth's result is out of range.
+
+    Notes
+    -----
+    Source of the random growth: Mocanu et al., "Scalable training of artificial neural networks
+    with adaptive sparse connectivity inspired by network science", Nature Communications 2018.
 
     Examples
     --------
@@ -188,6 +200,11 @@ def restructure(
     Synchronises only inside `permuted_ranks`, usually twice (criteria and growths that are
     functions are checked, which takes more).
 
+    Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
+    connectivity inspired by network science", Nature Communications 2018 (SET). Kept:
+    as many connections grow at random as were dropped. Changed: the drop is by absolute value (see
+    `smallest_magnitude`), and may be any criterion.
+
     Examples
     --------
     >>> import numpy as np
@@ -200,7 +217,9 @@ def restructure(
      array([1, 0, 1], dtype=uint16),
      array([ 1, -1,  2], dtype=int32))
     """
-    op, nnz = "restructure", topology.nnz
+    op = "restructure"
+    check_topology(op, topology)
+    nnz = topology.nnz
     if (drop_fraction is None) == (n is None):
         got = "neither" if n is None else "both"
         fail(op, "exactly one of drop_fraction and n", "be given", got)

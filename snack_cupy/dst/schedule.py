@@ -30,6 +30,16 @@ class DropFraction:
     decay : "constant", "cosine" or "linear"
     stop : int
         At least 1: the fraction is 0 from this step on. None with "constant".
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is not as above.
+
+    Notes
+    -----
+    Source of the cosine: Evci et al., "Rigging the lottery: making all tickets winners", ICML 2020;
+    of the constant fraction: Mocanu et al., Nature Communications 2018 (SET).
     """
 
     initial: float

@@ -35,13 +35,19 @@ def to_array(tensor: torch.Tensor) -> Array:
 
     Raises
     ------
+    TypeError
+        ``tensor`` is no tensor.
     ValueError
-        The tensor lives on another kind of device.
+        The tensor lives on another kind of device, or is one of PyTorch's sparse tensors.
     ImportError
         The tensor is bfloat16 and ml_dtypes is missing.
     CudaUnavailableError
         The tensor is on a GPU and CuPy is missing.
     """
+    if not isinstance(tensor, torch.Tensor):
+        fail("to_array", "tensor", "be a tensor", type(tensor).__name__, TypeError)
+    if tensor.layout is not torch.strided:
+        fail("to_array", "tensor", "be dense (strided)", tensor.layout)
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
         import ml_dtypes
@@ -56,6 +62,15 @@ def to_array(tensor: torch.Tensor) -> Array:
 
 def to_tensor(array: Array) -> torch.Tensor:
     """The memory of a NumPy or CuPy array as a tensor; the inverse of `to_array`.
+
+    Parameters
+    ----------
+    array : NumPy or CuPy array
+        Of a dtype that PyTorch has, bfloat16 included.
+
+    Returns
+    -------
+    tensor of the same shape, dtype and memory
 
     Raises
     ------

@@ -11,8 +11,16 @@ from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy.dst import Remap
 from snack_cupy.random import random_topology
-from snack_cupy.topology import Topology, TransposedView
-from snack_cupy.torch import bridge, conversion, functional, ops, restructuring, state
+from snack_cupy.topology import Topology, check_topology
+from snack_cupy.torch import (
+    bridge,
+    conversion,
+    functional,
+    initialisation,
+    ops,
+    restructuring,
+    state,
+)
 from snack_cupy.torch.weight import SparseWeight
 
 
@@ -103,11 +111,12 @@ class SnackLinear(nn.Module):
         self.in_features, self.out_features = k, m
         if topology is None:
             _check.check_fraction(op, "sparsity", sparsity)
-            topology = random_topology((m, k), sparsity=sparsity, seed=_seed(generator))
-        elif not isinstance(topology, Topology):
-            fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
-        elif topology.shape != (m, k):
-            fail(op, "topology", f"have shape {(m, k)}", topology.shape)
+            seed = initialisation.draw_seed(generator)
+            topology = random_topology((m, k), sparsity=sparsity, seed=seed)
+        else:
+            check_topology(op, topology)
+            if topology.shape != (m, k):
+                fail(op, "topology", f"have shape {(m, k)}", topology.shape)
         device = torch.get_default_device() if device is None else torch.device(device)
         with bridge.array_scope(device):
             host = topology.to_device("cpu")
@@ -126,23 +135,37 @@ class SnackLinear(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the values and the bias anew: uniform within ``1 / sqrt(fan_in of the row)``."""
-        if self.values.is_meta:
-            return
-        # On the generator's device, so that one of the CPU gives the same values everywhere.
-        device = self.values.device if generator is None else generator.device
-        fan_in = (self.row_offsets[1:] - self.row_offsets[:-1]).to(device)
-        bound = fan_in.clamp(min=1).to(torch.float32).rsqrt()
-        per_entry = torch.repeat_interleave(bound, fan_in, output_size=self.nnz)
-        with torch.no_grad():
-            _draw(self.values, per_entry, generator)
-            if self.bias is not None:
-                _draw(self.bias, bound * (fan_in > 0), generator)
+        """Draw the values and the bias anew: uniform within ``1 / sqrt(fan_in of the row)``.
+
+        Parameters
+        ----------
+        generator : torch.Generator, optional
+            On the CPU it gives the same numbers whatever the layer's device.
+        """
+        initialisation.reset(self, generator)
 
     # The product
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x @ W.T + bias``: x (..., in_features) to (..., out_features)."""
+        """``x @ W.T + bias``.
+
+        Parameters
+        ----------
+        x : tensor, shape (..., in_features), dtype and device of `values`
+            Any strides; under ``torch.autocast`` any dtype it casts.
+
+        Returns
+        -------
+        tensor, shape (..., out_features)
+
+        Raises
+        ------
+        TypeError
+            ``x`` is no tensor or of another dtype.
+        ValueError
+            ``x`` has another number of features or lives on another device.
+        """
+        functional.check_tensor("SnackLinear", "x", x)
         if x.requires_grad and self.permutation is None and torch.is_grad_enabled():
             self._build_transposed()
         structure = bridge.Structure(
@@ -182,30 +205,9 @@ class SnackLinear(nn.Module):
     @property
     def topology(self) -> Topology:
         """The layer's `Topology`: views of its buffers, so never modify its arrays directly."""
-        held = self._topology
-        if held is None or not self._is_view_of_buffers(held):
-            held = Topology._from_parts(
-                bridge.to_array(self.row_offsets),
-                bridge.index_to_array(self.packed_columns),
-                (self.out_features, self.in_features),
-            )
-            offsets, rows, permutation = self.col_offsets, self.packed_rows, self.permutation
-            if offsets is not None and rows is not None and permutation is not None:
-                held._transposed = TransposedView(
-                    bridge.to_array(offsets),
-                    bridge.index_to_array(rows),
-                    bridge.to_array(permutation),
-                )
-            self._topology = held
-        return held
-
-    def _is_view_of_buffers(self, topology: Topology) -> bool:
-        return (
-            bridge.address(topology.row_offsets) == self.row_offsets.data_ptr()
-            and bridge.address(topology.columns) == self.packed_columns.data_ptr()
-            and topology.nnz == self.nnz
-            and (topology._transposed is None) == (self.permutation is None)
-        )
+        if self._topology is None or not state.is_view_of_buffers(self, self._topology):
+            self._topology = state.view_buffers(self)
+        return self._topology
 
     def extra_repr(self) -> str:
         """Sizes for ``repr``."""
@@ -420,14 +422,3 @@ class SnackLinear(nn.Module):
         elif self.permutation is not None:  # of as many connections: rewritten in place
             with bridge.array_scope(self.values.device):
                 self.topology.refresh()
-
-
-def _seed(generator: torch.Generator | None) -> int:
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**62, (), generator=generator, device=device))
-
-
-def _draw(parameter: torch.Tensor, bound: torch.Tensor, generator: torch.Generator | None) -> None:
-    """Uniform within +-bound, on the device of ``bound``."""
-    draw = torch.rand(parameter.shape, generator=generator, device=bound.device)
-    parameter.copy_((draw * 2 - 1) * bound)

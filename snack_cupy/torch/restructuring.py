@@ -89,10 +89,15 @@ def remap_optimizer_state(
 
     Raises
     ------
+    TypeError
+        An argument is of another kind.
     ValueError
         A state tensor has another length (quantised blocks, say) and cannot follow; nothing is
         changed then.
     """
+    if not isinstance(remap, dst.Remap):
+        rule = "be a snack_cupy.dst.Remap"
+        fail("remap_optimizer_state", "remap", rule, type(remap).__name__, TypeError)
     check_optimizer_state(optimizer, parameter, remap.nnz_old)
     state = optimizer.state.get(parameter, {})
     for name, value in state.items():
@@ -103,7 +108,10 @@ def remap_optimizer_state(
 def check_optimizer_state(
     optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, nnz: int
 ) -> None:
-    """Raise ValueError where the state of ``parameter`` cannot follow an update of nnz entries."""
+    """Raise where the state of ``parameter`` cannot follow an update of nnz entries."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        rule = "be a torch.optim.Optimizer"
+        fail("restructure", "optimizer", rule, type(optimizer).__name__, TypeError)
     if isinstance(optimizer, torch.optim.LBFGS) and optimizer.state:
         fail(
             "restructure", "optimizer", "keep its state per parameter to follow an update", "LBFGS"

@@ -1,4 +1,7 @@
-"""Loading a checkpoint into a layer: checked as a whole, so that a bad one changes nothing."""
+"""What a layer holds: its topology as views of its buffers, and the loading of a checkpoint.
+
+A checkpoint is checked as a whole, so that a bad one changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,38 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from snack_cupy._check import fail
-from snack_cupy.topology import Topology
+from snack_cupy.topology import Topology, TransposedView
 from snack_cupy.torch import bridge, restructuring
 
 if TYPE_CHECKING:
     from snack_cupy.torch.linear import SnackLinear
 
 OP = "load_state_dict"
+
+
+def view_buffers(layer: SnackLinear) -> Topology:
+    """A `Topology` whose arrays are the layer's buffers."""
+    topology = Topology._from_parts(
+        bridge.to_array(layer.row_offsets),
+        bridge.index_to_array(layer.packed_columns),
+        (layer.out_features, layer.in_features),
+    )
+    offsets, rows, permutation = layer.col_offsets, layer.packed_rows, layer.permutation
+    if offsets is not None and rows is not None and permutation is not None:
+        topology._transposed = TransposedView(
+            bridge.to_array(offsets), bridge.index_to_array(rows), bridge.to_array(permutation)
+        )
+    return topology
+
+
+def is_view_of_buffers(layer: SnackLinear, topology: Topology) -> bool:
+    """Whether ``topology`` still is what `view_buffers` would give."""
+    return (
+        bridge.address(topology.row_offsets) == layer.row_offsets.data_ptr()
+        and bridge.address(topology.columns) == layer.packed_columns.data_ptr()
+        and topology.nnz == layer.nnz
+        and (topology._transposed is None) == (layer.permutation is None)
+    )
 
 
 def keys(prefix: str) -> list[str]:

@@ -91,7 +91,18 @@ class SET:
         self._handle: Any = None
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> SET:
-        """Restructure every `SnackLinear` of ``model`` as ``optimizer`` steps; returns self.
+        """Restructure every `SnackLinear` of ``model`` as ``optimizer`` steps.
+
+        Parameters
+        ----------
+        model : nn.Module
+        optimizer : torch.optim.Optimizer
+            Of whatever kind, unmodified; its state of the layers' ``values`` follows.
+
+        Returns
+        -------
+        SET
+            Itself.
 
         Raises
         ------
@@ -120,7 +131,15 @@ class SET:
         self._handle, self._optimizer, self._layers = None, None, {}
 
     def update(self) -> None:
-        """Restructure every layer now, with the drop fraction of the current step."""
+        """Restructure every layer now, with the drop fraction of the current step.
+
+        Raises
+        ------
+        ValueError
+            Not attached, or optimiser state of a layer cannot follow; nothing is changed then.
+        RuntimeError
+            A CUDA graph is being captured.
+        """
         if self._optimizer is None:
             fail("SET.update", "SET", "be attached", "no optimizer")
         for layer in self._layers.values():

@@ -10,7 +10,12 @@ import torch
 class SparseWeight:
     """Shape, dtype and device of a sparse layer's weight, for code that asks nn.Linear's.
 
-    Any attempt to compute with it raises and names the ways to get a tensor.
+    What `SnackLinear.weight` is. Its shape is (out_features, in_features).
+
+    Raises
+    ------
+    TypeError
+        Any attempt to compute with it; the message names the ways to get a tensor.
     """
 
     def __init__(self, values: torch.Tensor, shape: tuple[int, int]) -> None:
