@@ -57,8 +57,10 @@ def _advise(trouble: str | None) -> tuple[str, str | None]:
 
     # The doctor takes seconds: not for a machine that shows no trace of a GPU.
     if trouble or _probe.ask_driver()["present"] or _facts._nvidia_hardware():
-        findings = doctor.diagnose(_facts.collect_facts())
-        if findings:
+        facts = _facts.collect_facts()
+        findings = doctor.diagnose(facts)
+        # A usable GPU's warnings are of other things.
+        if findings and (findings[0].severity == "error" or not doctor.on_gpu_machine(facts)):
             return findings[0].problem, findings[0].remedy
     return trouble or "no GPU is visible", None
 

@@ -65,9 +65,10 @@ def collect_facts() -> Facts:
     installed = _installed()
     wheels = tuple(sorted(name for name in installed if re.match(r"cupy(-cuda|-rocm|$)", name)))
     questions = ["driver"] + ["cupy"] * bool(wheels) + ["torch"] * ("torch" in installed)
+    directory, writable = _kernel_cache()
+    _jit._ensure_cache_folder()  # as before every use of a GPU: CuPy answers as it will then
     answers = _ask(questions)
     driver, cupy, torch = (answers.get(name, {}) for name in ("driver", "cupy", "torch"))
-    directory, writable = _kernel_cache()
     return Facts(
         versions=installed,
         nvidia_hardware=_nvidia_hardware(),

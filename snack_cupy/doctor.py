@@ -222,14 +222,16 @@ def _torch(facts: Facts) -> list[Finding]:
 
 
 def _cache(facts: Facts) -> list[Finding]:
-    if facts.cache_writable or not facts.cupy_wheels:
+    """A trap only: snack_cupy goes on with a temporary folder, where CuPy alone may not import."""
+    if facts.cache_writable or not facts.cupy_wheels or not on_gpu_machine(facts):
         return []
-    problem = f"CuPy's kernel cache {facts.cache_directory or '(no home folder)'} is not writable"
-    remedy = (
-        "set CUPY_CACHE_DIR to a writable folder, or CUPY_CACHE_IN_MEMORY=1 to compile anew in "
-        "each process"
+    folder = facts.cache_directory or "(no home folder)"
+    problem = (
+        f"CuPy's kernel cache {folder} is not writable, so every process compiles its kernels "
+        "anew, in a temporary folder"
     )
-    return [Finding("error", problem, remedy)]
+    remedy = "set CUPY_CACHE_DIR to a writable folder, which `import cupy` by itself may need too"
+    return [Finding("warning", problem, remedy)]
 
 
 def _wheel_major(facts: Facts) -> int | None:

@@ -208,6 +208,18 @@ MACHINES = {
         "out of memory",
         None,
     ),
+    "a_trap_beside_the_trouble": (
+        {
+            **GPU_MACHINE,
+            "cupy_wheels": ("cupy-cuda13x",),
+            "cupy_version": "14.2.0",
+            "nvrtc": (13, 0),
+            "cache_writable": False,
+        },
+        "out of memory",
+        "out of memory",
+        None,
+    ),
 }
 
 

@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from snack_cupy import _facts, doctor
 from snack_cupy.doctor import Device, Facts, collect_facts, diagnose, report
 
+ROOT = Path(__file__).resolve().parent.parent
 H200 = Device("NVIDIA H200", (9, 0), 150_000_000_000, 132)
 TURING = Device("Tesla T4", (7, 5), 15_000_000_000, 40)
 
@@ -144,13 +147,13 @@ MISMATCHES = {
     ),
     "cache_not_writable": (
         {"cache_writable": False},
-        "error",
-        "/cache/kernel_cache is not writable",
-        "CUPY_CACHE_IN_MEMORY=1",
+        "warning",
+        "/cache/kernel_cache is not writable, so every process compiles its kernels anew",
+        "set CUPY_CACHE_DIR to a writable folder",
     ),
     "no_home_folder": (
         {"cache_writable": False, "cache_directory": None},
-        "error",
+        "warning",
         "(no home folder)",
         "CUPY_CACHE_DIR",
     ),
@@ -213,6 +216,7 @@ def test_sound_machines_have_no_findings():
         dataclasses.replace(GPU_MACHINE, cupy_wheels=("cupy",)),
         dataclasses.replace(CPU_MACHINE, torch_version="2.13.0+cpu"),
         dataclasses.replace(CPU_MACHINE, cache_writable=False),
+        dataclasses.replace(CPU_MACHINE, cache_writable=False, cupy_wheels=("cupy-cuda13x",)),
         dataclasses.replace(CPU_MACHINE, driver_error="CUDA_ERROR_STUB_LIBRARY"),
     ):
         assert diagnose(facts) == []
@@ -341,6 +345,29 @@ def test_read_only_kernel_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_facts.tempfile, "TemporaryFile", refuse)
     assert _facts._kernel_cache() == (str(tmp_path), False)
+
+
+def test_a_home_that_cannot_be_made_breaks_no_answer_of_cupy(tmp_path):
+    occupied, temporary = tmp_path / "file", tmp_path / "temporary"
+    occupied.write_text("")
+    temporary.mkdir()
+    variables = {"HOME": str(occupied / "home"), "TMPDIR": str(temporary)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUPY_CACHE")}
+    code = (
+        "from snack_cupy._facts import collect_facts; facts = collect_facts(); "
+        "assert not facts.cupy_error, facts.cupy_error; "
+        "print(facts.cache_directory, facts.cache_writable)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={**kept, **variables},
+    ).stdout
+    assert out.split() == [str(occupied / "home" / ".cupy" / "kernel_cache"), "False"]
+    assert not list(temporary.glob("snack_cupy-kernels-*"))
 
 
 def test_nvidia_hardware_is_read_from_the_bus(tmp_path):
