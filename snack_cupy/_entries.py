@@ -14,7 +14,7 @@ from snack_cupy._check import fail
 from snack_cupy._coords import Merge
 from snack_cupy._structure import MAX_SIZE
 from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
-from snack_cupy.topology import Topology, mover
+from snack_cupy.topology import Topology, device_name, mover
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -332,9 +332,10 @@ class StoredEntries:
         CudaUnavailableError
             There is no CuPy or no GPU.
         """
-        if device == self.device or (device == "cuda" and self.device != "cpu"):
+        target = device_name(device)
+        if target == self.device:
             return self
-        move = mover(device)
+        move = mover(target)
         return self._from_parts(
             move(self._coords),
             move(self._data),

@@ -310,9 +310,10 @@ class Topology:
         CudaUnavailableError
             There is no CuPy or no GPU.
         """
-        if device == self.device or (device == "cuda" and self.device != "cpu"):
+        target = device_name(device)
+        if target == self.device:
             return self
-        move = mover(device)
+        move = mover(target)
         return Topology._from_parts(move(self.row_offsets), move(self.columns), self.shape)
 
     def equals(self, other: Topology) -> bool:
@@ -338,20 +339,30 @@ def check_topology(op: str, topology: object) -> None:
         fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
 
 
-def mover(device: str) -> Callable[[Array], Array]:
-    """A function that copies an array to ``device``: "cpu", "cuda" or "cuda:<index>"."""
+def device_name(device: str) -> str:
+    """``"cpu"`` or ``"cuda:<index>"`` for what `Topology.to_device` takes, once it is there."""
     if device == "cpu":
-        return lambda array: array if is_numpy(array) else array.get()
+        return device
     kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind != "cuda" or not (index.isdecimal() or device == "cuda"):
         fail("to_device", "device", "be 'cpu', 'cuda' or 'cuda:<index>'", repr(device))
-    cupy = _jit.require_cupy()
-    count = cupy.cuda.runtime.getDeviceCount()
-    if index and int(index) >= count:
+    cuda = _jit.require_cupy().cuda
+    if not index:
+        return f"cuda:{cuda.Device().id}"
+    count = cuda.runtime.getDeviceCount()
+    if int(index) >= count:
         fail("to_device", "device", f"be one of cuda:0 to cuda:{count - 1}", repr(device))
+    return f"cuda:{int(index)}"
+
+
+def mover(device: str) -> Callable[[Array], Array]:
+    """A function that copies an array to ``device``, as `device_name` gives it."""
+    if device == "cpu":
+        return lambda array: array if is_numpy(array) else array.get()
+    cupy = _jit.require_cupy()
 
     def move(array: Array) -> Array:
-        with cupy.cuda.Device(int(index) if index else None):
+        with cupy.cuda.Device(int(device.removeprefix("cuda:"))):
             return cupy.array(array)
 
     return move

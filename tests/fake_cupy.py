@@ -2,7 +2,7 @@
 
 Every function of it, and every operator and method of its arrays that CuPy would launch a kernel
 for, raises where an array is not on the current device, as CuPy does between devices without peer
-access.
+access. Only ``array`` copies from one device to another.
 """
 
 import types
@@ -82,6 +82,7 @@ def module():
     fake = types.ModuleType("cupy")
     fake.__getattr__ = lambda name: guarded(getattr(np, name))
     fake.ndarray = Array
+    fake.array = lambda *args, **keywords: new(np.array(*map(plain_array, args), **keywords))
     fake.cuda = types.SimpleNamespace(
         Device=lambda index=None: Device(current[-1] if index is None else index),
         runtime=types.SimpleNamespace(getDeviceCount=lambda: 2),

@@ -74,6 +74,9 @@ def test_topology_moves_to_another_device(cupy, host):
     topology = host.to_device("cuda:1")
     assert_same(topology, host)
     assert topology.to_device("cuda:1") is topology
+    assert topology.to_device("cuda").device == "cuda:0"  # the current one
+    with cupy.cuda.Device(1):
+        assert topology.to_device("cuda") is topology
     copy = topology.copy()
     assert_same(copy, host)
     assert copy.equals(topology)
