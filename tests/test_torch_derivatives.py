@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import make_topology, problem
-from torch_helpers import dense_spmm, operands, require_grad
+from torch_helpers import dense_spmm, double_operands, operands, require_grad
 
 from snack_cupy import dst, random
 from snack_cupy.torch import sddmm, spmm
@@ -17,11 +17,7 @@ def topology():
 
 @pytest.fixture
 def doubles(topology):
-    """values, x, bias, gradient in float64, the first three asking for a gradient."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((topology.nnz,), (3, 7), (5,), (3, 5))
-    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    return [*require_grad(*tensors[:3]), tensors[3]]
+    return double_operands(topology)
 
 
 def test_spmm_gradcheck(topology, doubles):

@@ -18,6 +18,7 @@ from torch_helpers import (
     LAYOUTS,
     dense_sddmm,
     dense_spmm,
+    double_operands,
     integers,
     operands,
     require_grad,
@@ -47,11 +48,7 @@ def topology():
 
 @pytest.fixture
 def doubles(topology):
-    """values, x, bias, gradient in float64, the first three asking for a gradient."""
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((topology.nnz,), (3, 7), (5,), (3, 5))
-    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    return [*require_grad(*tensors[:3]), tensors[3]]
+    return double_operands(topology)
 
 
 # Forward and backward

@@ -48,6 +48,14 @@ def operands(problem, dtype, rng, device="cpu"):
     return [to_torch(normal(rng, shape, dtype), device) for shape in shapes]
 
 
+def double_operands(topology):
+    """values, x, bias, gradient in float64, batch 3, the first three asking for a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((topology.nnz,), (3, topology.k), (topology.m,), (3, topology.m))
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    return [*require_grad(*tensors[:3]), tensors[3]]
+
+
 def integers(shape, seed=0, dtype=torch.float32, device="cpu"):
     """Integers in [-8, 8]: sums of their products are exact, in whatever order they are taken."""
     generator = torch.Generator().manual_seed(seed)
