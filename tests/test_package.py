@@ -287,6 +287,25 @@ def test_constraints_pin_every_requirement_within_its_range():
             assert requirement.specifier.contains(version), f"{text} excludes {version}"
 
 
+def test_readme_names_the_oldest_versions():
+    table, readme = project()["project"], (ROOT / "README.md").read_text(encoding="utf-8")
+    groups = [table["dependencies"], *table["optional-dependencies"].values()]
+    texts = [text for group in groups for text in group]
+    for name, label in {
+        "numpy": "NumPy",
+        "scipy": "SciPy",
+        "torch": "PyTorch",
+        "cupy-cuda12x": "CuPy",
+    }.items():
+        (oldest,) = {
+            specifier.version
+            for text in texts
+            if Requirement(text).name == name
+            for specifier in Requirement(text).specifier
+        }
+        assert re.search(rf"{label} {re.escape(oldest)}\b", readme), f"{label} {oldest}"
+
+
 def test_pre_commit_runs_the_pinned_tools():
     text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
     tools = dict(re.findall(r'"(ruff|clang-format)==([^"]+)"', text))

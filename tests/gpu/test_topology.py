@@ -73,6 +73,18 @@ def test_topology_to_device_and_back(cp, problem):
         )
 
 
+def test_topology_works_on_every_gpu(cp):
+    host = make_topology(problem("odd_sizes"))
+    for index in reversed(range(cp.cuda.runtime.getDeviceCount())):
+        topology = host.to_device(f"cuda:{index}")
+        view = topology.transposed
+        for got, want in zip((topology.row, *view), (host.row, *host.transposed), strict=True):
+            assert got.device.id == index
+            np.testing.assert_array_equal(to_numpy(got), want)
+        assert topology.copy().equals(topology)
+        assert cp.cuda.Device().id == 0
+
+
 def test_topology_equals_and_copy(cp):
     topology = make_topology(problem("odd_sizes")).to_device("cuda")
     copy = topology.copy()
