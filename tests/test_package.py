@@ -185,7 +185,10 @@ def built(tmp_path_factory):
 
 
 def repository_files():
-    """Files that belong to the repository, relative to its root; in an unpacked sdist, all."""
+    """Files that belong to the repository, relative to its root; in an unpacked sdist, all.
+
+    A virtual environment may lie in the checkout under any name.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
         listed = subprocess.run(
@@ -197,7 +200,12 @@ def repository_files():
             for path in ROOT.rglob("*")
             if "__pycache__" not in path.parts
         )
-    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    environments = {path.parent.name for path in ROOT.glob("*/pyvenv.cfg")}
+    return [
+        name
+        for name in listed.split("\0")
+        if (ROOT / name).is_file() and name.split("/")[0] not in environments
+    ]
 
 
 def cuda_files():
