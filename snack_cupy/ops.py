@@ -13,7 +13,7 @@ from typing import Any
 from snack_cupy import _check, _jit, dispatch, reference
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
-from snack_cupy.topology import Topology, index_dtype
+from snack_cupy.topology import Topology, check_topology, index_dtype
 
 
 def spmm(
@@ -77,7 +77,7 @@ def spmm(
     >>> spmm(topology, values, np.ones((4, 3)), batch_major=True).shape
     (4, 2)
     """
-    _check_topology("spmm", topology)
+    check_topology("spmm", topology)
     operands = {"values": (values, (topology.nnz,)), "dense": (dense, None)}
     if bias is not None:
         operands["bias"] = (bias, (topology.m,))
@@ -142,6 +142,8 @@ def spmm_transposed(
     -----
     2 * nnz * n flop. Half types are summed in float32. Deterministic.
 
+    Source: Gale et al., "Sparse GPU Kernels for Deep Learning", SC 2020.
+
     Examples
     --------
     >>> import numpy as np
@@ -150,7 +152,7 @@ def spmm_transposed(
     >>> spmm_transposed(topology, np.array([2.0, 3.0, 4.0]), np.array([1.0, 10.0]))
     array([30.,  2., 40.])
     """
-    _check_topology("spmm_transposed", topology)
+    check_topology("spmm_transposed", topology)
     operands = {"values": (values, (topology.nnz,)), "dense": (dense, None)}
     _check.check_linear_operands("spmm_transposed", topology, operands)
     shape = _result_shape("spmm_transposed", "dense", dense, topology.m, topology.k, batch_major)
@@ -213,6 +215,8 @@ def sddmm(
     2 * nnz * n flop; no (m, k) array exists at any time. Half types are summed in float32.
     Deterministic.
 
+    Source: Gale et al., "Sparse GPU Kernels for Deep Learning", SC 2020.
+
     Examples
     --------
     >>> import numpy as np
@@ -221,7 +225,7 @@ def sddmm(
     >>> sddmm(topology, np.array([1.0, 10.0]), np.array([2.0, 3.0, 4.0]))
     array([ 3., 20., 40.])
     """
-    _check_topology("sddmm", topology)
+    check_topology("sddmm", topology)
     _check.check_linear_operands("sddmm", topology, {"left": (left, None), "right": (right, None)})
     left_rest = _rest_shape("sddmm", "left", left, topology.m, batch_major)
     right_rest = _rest_shape("sddmm", "right", right, topology.k, batch_major)
@@ -274,7 +278,7 @@ def warmup(
     ValueError
         The dtype is not supported, or the batch is negative.
     """
-    _check_topology("warmup", topology)
+    check_topology("warmup", topology)
     _check.check_count("warmup", "batch", batch, high=2**31 - 1)
     if dtype not in _check.VALUE_DTYPES:
         fail("warmup", "dtype", f"be one of {_check.VALUE_DTYPES}", repr(dtype))
@@ -351,11 +355,6 @@ def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:
         out[...] = bias
     else:
         out[...] = bias[:, None]
-
-
-def _check_topology(op: str, topology: object) -> None:
-    if not isinstance(topology, Topology):
-        fail(op, "topology", "be a snack_cupy.Topology", type(topology).__name__, TypeError)
 
 
 def _check_kernel(op: str, kernel: str | None, dtype: str, batch_major: bool) -> None:
