@@ -5,6 +5,7 @@ import hashlib
 import platform
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ def machine(requested: str) -> Iterator[torch.device]:
 
     ``requested`` is "auto", "cpu" or "cuda". float32 products are exact ones (no TF32).
     """
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
     kind = requested
     if requested == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,6 +15,7 @@ from benchmarks._matrix import Problem
 from snack_cupy.torch import sddmm, spmm
 
 OURS = "snack_cupy"
+RIVALS = ("dense", "dense_mask", "torch_csr", "cupyx_csr")
 
 
 class Provider(NamedTuple):

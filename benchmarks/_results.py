@@ -126,7 +126,7 @@ class Results:
         self.failures = 0
         self.add("runs", **facts)
 
-    def add(self, name: str, **values: Any) -> None:
+    def add(self, name: str, /, **values: Any) -> None:
         """Append a row to ``<name>.csv``, on disk when this returns."""
         path = self._touched.get(name) or self._open(name)
         row = {"run": self._run, **{key: _text(value) for key, value in values.items()}}

@@ -10,6 +10,11 @@ PATH = Path(__file__).resolve().parent / "results" / "rivals_h200.csv"
 STRICT = ("dense_f32", "mask_f32", "csr_f32", "sputnik_f32", "snack_coo_f32")
 
 
+def comparable(device: str) -> bool:
+    """Whether a device of this name is the one they were measured on."""
+    return "H200" in device
+
+
 @functools.cache
 def _times() -> dict[tuple[str, int, int, str, int, str], float]:
     """Microseconds in PyTorch's layout, hot."""

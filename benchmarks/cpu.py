@@ -8,15 +8,14 @@ a turn the threads of the last one get time to stop spinning, and its first call
 Ends with status 1 if a result is wrong or if, at 1024 x 1024, 90 % sparse and batch 64, the sparse
 layer takes more than 3 times the time of `nn.Linear`.
 
-    python benchmarks/bench_cpu.py            the whole table, a few minutes
-    python benchmarks/bench_cpu.py --quick    the cell with the target only
+    python -m benchmarks cpu            the whole table, a few minutes
+    python -m benchmarks cpu --quick    the cell with the target only
 """
 
 import argparse
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 import snack_cupy
+from benchmarks._timing import seconds
 from snack_cupy.random import random_topology
 
 SHAPES = ((512, 784), (1024, 1024), (4096, 4096))
@@ -140,13 +140,6 @@ def measure(providers: dict[str, Callable[[], object]]) -> dict[str, Timing]:
     return {name: summary(sample) for name, sample in times.items()}
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall-clock time of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
 def summary(sample: list[float]) -> Timing:
     """Median and spread of the times of one provider."""
     fifths = statistics.quantiles(sample, n=5, method="inclusive")
@@ -177,17 +170,19 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Check, measure and print; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``cpu``."""
     parser.add_argument("--quick", action="store_true", help="only the cell with the target")
-    quick = parser.parse_args(arguments).quick
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, measure and print; the exit status."""
     cells = [(*shape, s, batch) for shape in SHAPES for s in SPARSITIES for batch in BATCHES]
     ratios = {}
     print_machine()
     print("| m x k | sparsity | batch | snack_cupy | nn.Linear | Dense+Mask | / Linear | / Mask |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for cell in [TARGET] if quick else cells:
+    for cell in [TARGET] if args.quick else cells:
         m, k, sparsity, batch = cell
         layer = Layer(*cell)
         if wrong := layer.wrong_results():
@@ -207,7 +202,3 @@ def main(arguments: list[str] | None = None) -> int:
         f"at most {TARGET_RATIO:g} allowed: {'met' if met else 'missed'}"
     )
     return 0 if met else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,8 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _cells.add_grid_arguments(parser)
     parser.add_argument("--op", choices=OPS, nargs="+", default=OPS)
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["float32"])
-    rivals = argparse.BooleanOptionalAction
-    parser.add_argument("--rivals", action=rivals, default=True, help="time rivals too")
+    rivals = parser.add_mutually_exclusive_group()
+    names = _providers.RIVALS
+    rivals.add_argument("--rivals", nargs="+", choices=names, default=names, help="default: all")
+    rivals.add_argument("--no-rivals", dest="rivals", action="store_const", const=())
     parser.add_argument("--cold", action="store_true", help="with a cold L2 cache, too")
 
 
@@ -50,6 +52,8 @@ class Sweep:
     ) -> None:
         self.args, self.device, self.results, self.console = args, device, results, console
         self.deadline = Deadline(args.seconds)
+        on_gpu = device.type == "cuda"
+        self.same_gpu = on_gpu and _rivals.comparable(torch.cuda.get_device_name(device))
         self.ratios: dict[tuple[str, str], dict[tuple, float]] = {}
 
     def run(
@@ -92,8 +96,8 @@ class Sweep:
             "nnz": problem.matrix.topology.nnz,
         }
         methods = {_providers.OURS: _providers.ours}
-        if self.args.rivals:
-            methods |= _providers.rivals(problem)
+        rivals = _providers.rivals(problem)
+        methods |= {name: rivals[name] for name in self.args.rivals if name in rivals}
         precision = "high" if dtype == "tf32" else "highest"
         with _machine.float32_precision(precision):
             name = f"kernels_{problem.op}_{dtype}"
@@ -107,7 +111,7 @@ class Sweep:
         best = [time for (_, cache), time in times.items() if cache == "hot"]
         if dtype == "float32":
             filed = _rivals.best(problem.op, cell["m"], cell["k"], sparsity, problem.batch)
-            best += [filed] if filed and self.device.type == "cuda" else []
+            best += [filed] if filed and self.same_gpu else []
         if not best:
             return f"{problem.batch}: {mine:.1f}"
         ratio = min(best) / mine
@@ -117,6 +121,8 @@ class Sweep:
 
     def summarise(self) -> None:
         """Geometric means of best rival / ours, in all, by batch, and the worst cell."""
+        if self.deadline.passed():
+            self.console.print("stopped by --seconds; what is left has no rows")
         for (op, dtype), ratios in self.ratios.items():
             worst = min(ratios, key=lambda key: ratios[key])
             self.console.print(
