@@ -92,11 +92,11 @@ def folder_name(device: torch.device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name(device).lower()).strip("-")
 
 
-def describe(device: torch.device, command: list[str] | None = None) -> dict[str, str]:
+def describe(device: torch.device) -> dict[str, str]:
     """What a run's figures depend on; ``run`` is its date and time (UTC), which rows refer to."""
     facts = {
         "run": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "command": " ".join(sys.argv[1:] if command is None else command),
+        "command": _without_paths(sys.argv[1:]),
         "device": platform.processor() or platform.machine(),
         "driver": "",
         "cuda": torch.version.cuda or "",
@@ -115,6 +115,13 @@ def describe(device: torch.device, command: list[str] | None = None) -> dict[str
         with contextlib.suppress(NvmlError):
             facts["driver"] = Nvml().driver()
     return facts
+
+
+def _without_paths(words: list[str]) -> str:
+    """The command without options that name folders of one machine."""
+    pairs = zip(["", *words], words, strict=False)
+    names = ("--out", "--data")
+    return " ".join(word for before, word in pairs if not {before, word} & set(names))
 
 
 def sources_digest() -> str:

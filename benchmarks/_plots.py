@@ -1,6 +1,8 @@
 """The plots of the report, from the CSV files."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks._cells import GRID_BATCHES, GRID_SHAPES, GRID_SPARSITIES
 from benchmarks._measured import Measured, cells
@@ -34,7 +36,7 @@ def write_plots(measured: Measured, folder: Path) -> list[Path]:
     return written
 
 
-def _by_sparsity(measured: Measured, op: str, axis) -> bool:
+def _by_sparsity(measured: Measured, op: str, axis: Any) -> bool:
     drawn = False
     for m, k in GRID_SHAPES:
         means = [
@@ -47,7 +49,7 @@ def _by_sparsity(measured: Measured, op: str, axis) -> bool:
     return drawn
 
 
-def _by_batch(measured: Measured, op: str, axis) -> bool:
+def _by_batch(measured: Measured, op: str, axis: Any) -> bool:
     drawn = False
     for m, k in GRID_SHAPES:
         means = [
@@ -61,14 +63,14 @@ def _by_batch(measured: Measured, op: str, axis) -> bool:
     return drawn
 
 
-def _line(axis, places, values, label: str) -> bool:
+def _line(axis: Any, places: Iterable[int], values: Iterable[float | None], label: str) -> bool:
     known = [(x, y) for x, y in zip(places, values, strict=True) if y is not None]
     if known:
         axis.plot(*zip(*known, strict=True), marker="o", label=label)
     return bool(known)
 
 
-def _label(axis, title: str, x: str, y: str) -> None:
+def _label(axis: Any, title: str, x: str, y: str) -> None:
     axis.axhline(1, color="grey", linewidth=1)
     axis.set_title(title)
     axis.set_xlabel(x)
@@ -77,7 +79,7 @@ def _label(axis, title: str, x: str, y: str) -> None:
         axis.legend(fontsize="small")
 
 
-def _against_limit(measured: Measured, op: str, axis) -> bool:
+def _against_limit(measured: Measured, op: str, axis: Any) -> bool:
     rows = [row for row in measured.rows("scale", op=op) if row["us"]]
     batches = sorted({int(row["batch"]) for row in rows})
     for colour, batch in enumerate(batches):

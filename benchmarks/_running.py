@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ def progress_bar() -> Progress:
         *columns,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
+        auto_refresh=False,  # a thread that draws would take time from what is measured
         console=Console(stderr=True, soft_wrap=True, highlight=False),
     )
 
@@ -43,7 +44,7 @@ class Deadline:
 
 def measure_methods(
     problem: Problem,
-    methods: dict[str, Callable[[Problem], Provider]],
+    methods: Mapping[str, Callable[[Problem], Provider]],
     results: Results,
     name: str,
     cell: dict[str, Any],
@@ -95,10 +96,11 @@ def _stop_if_device_is_lost(device: torch.device) -> None:
     """End the run where every further call would fail; after other errors, free memory."""
     try:
         _machine.synchronize(device)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
     except RuntimeError as error:
         raise SystemExit(f"the device is lost: {first_line(error)}") from error
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # PyTorch refuses after a capture that failed
+            torch.cuda.empty_cache()
 
 
 def first_line(error: Exception) -> str:

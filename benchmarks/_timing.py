@@ -22,6 +22,7 @@ Call = Callable[[], object]
 
 LAUNCHES = 20
 COLD_LAUNCHES = 10
+GRAPH_MICROSECONDS = 5000  # slow calls are launched fewer times
 REPLAYS = (5, 25)
 SECONDS = 0.02
 BUSY_CYCLES = 60_000  # 30 us at 2 GHz: longer than queueing a graph takes
@@ -46,16 +47,17 @@ def measure(call: Call, device: torch.device, *, cold: bool = False) -> Timing:
     torch.cuda.synchronize()
     if cold:
         return _measure_cold(call, device)
+    launches = int(min(max(GRAPH_MICROSECONDS / event_time(call), 2), LAUNCHES))
     try:
-        replay = capture(call, LAUNCHES).replay
+        replay = capture(call, launches).replay
     except RuntimeError:  # of PyTorch and of CuPy alike
-        sample = _repeat(lambda: event_time(lambda: _eager(call), EAGER_BUSY_CYCLES))
-        return summarise([t / LAUNCHES for t in sample], "e")
-    return summarise([t / LAUNCHES for t in _repeat(lambda: event_time(replay))], "g")
+        sample = _repeat(lambda: event_time(lambda: _eager(call, launches), EAGER_BUSY_CYCLES))
+        return summarise([t / launches for t in sample], "e")
+    return summarise([t / launches for t in _repeat(lambda: event_time(replay))], "g")
 
 
-def _eager(call: Call) -> None:
-    for _ in range(LAUNCHES):
+def _eager(call: Call, count: int) -> None:
+    for _ in range(count):
         call()
 
 

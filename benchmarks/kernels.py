@@ -14,7 +14,13 @@ from benchmarks import _cells, _machine, _providers, _rivals
 from benchmarks._cells import DTYPES, OPS
 from benchmarks._matrix import Matrix, Problem, random_operand
 from benchmarks._results import Results
-from benchmarks._running import Deadline, geometric_mean, measure_methods, progress_bar
+from benchmarks._running import (
+    Deadline,
+    first_line,
+    geometric_mean,
+    measure_methods,
+    progress_bar,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +44,17 @@ def run(args: argparse.Namespace) -> int:
         with Results(folder, _machine.describe(device)) as results, progress_bar() as bar:
             sweep = Sweep(args, device, results, bar.console)
             task = bar.add_task("kernels", total=grid.size * len(args.op) * len(args.dtype))
+
+            def advance() -> None:
+                bar.advance(task)
+                bar.refresh()
+
             for shape, sparsity in ((m, s) for m in grid.shapes for s in grid.sparsities):
-                sweep.run(shape, sparsity, grid.batches, lambda: bar.advance(task))
+                try:
+                    sweep.run(shape, sparsity, grid.batches, advance)
+                except Exception as error:  # of the operands themselves: too large, say
+                    results.failures += 1
+                    bar.console.print(f"{shape} {sparsity:g}: {first_line(error)}")
             sweep.summarise()
     return int(results.failures > 0)
 
@@ -86,18 +101,19 @@ class Sweep:
 
     def _cell(self, problem: Problem, dtype: str, sparsity: float) -> str:
         """Measure one cell; ours and, in brackets, how many times as long the best rival takes."""
+        m, k = problem.matrix.topology.shape
         cell = {
             "op": problem.op,
             "dtype": dtype,
-            "m": problem.matrix.topology.m,
-            "k": problem.matrix.topology.k,
+            "m": m,
+            "k": k,
             "sparsity": f"{sparsity:g}",
             "batch": problem.batch,
             "nnz": problem.matrix.topology.nnz,
         }
-        methods = {_providers.OURS: _providers.ours}
-        rivals = _providers.rivals(problem)
-        methods |= {name: rivals[name] for name in self.args.rivals if name in rivals}
+        known = _providers.rivals(problem)
+        methods = {name: known[name] for name in self.args.rivals if name in known}
+        methods = {_providers.OURS: _providers.ours, **methods}
         precision = "high" if dtype == "tf32" else "highest"
         with _machine.float32_precision(precision):
             name = f"kernels_{problem.op}_{dtype}"
@@ -110,12 +126,12 @@ class Sweep:
             return f"{problem.batch}: failed"
         best = [time for (_, cache), time in times.items() if cache == "hot"]
         if dtype == "float32":
-            filed = _rivals.best(problem.op, cell["m"], cell["k"], sparsity, problem.batch)
+            filed = _rivals.best(problem.op, m, k, sparsity, problem.batch)
             best += [filed] if filed and self.same_gpu else []
         if not best:
             return f"{problem.batch}: {mine:.1f}"
         ratio = min(best) / mine
-        key = (cell["m"], cell["k"], sparsity, problem.batch)
+        key = (m, k, sparsity, problem.batch)
         self.ratios.setdefault((problem.op, dtype), {})[key] = ratio
         return f"{problem.batch}: {mine:.1f} ({ratio:.2f})"
 

@@ -13,10 +13,10 @@ import torch
 from benchmarks import _cells, _machine
 from benchmarks._layers import METHODS, Training
 from benchmarks._matrix import Matrix, random_matrix, random_operand
-from benchmarks._nvml import Nvml
+from benchmarks._nvml import Nvml, NvmlError
 from benchmarks._results import Results
 from benchmarks._running import Deadline, progress_bar, reported, spread
-from benchmarks._timing import capture, measure
+from benchmarks._timing import Call, capture, measure
 
 SHAPES = ((4096, 4096), (5000, 5000))
 SPARSITY = 0.9
@@ -136,7 +136,7 @@ class Bench:
                     training.check()
                     self._time(cell, training.infer)
 
-    def _time(self, cell: dict, call) -> None:
+    def _time(self, cell: dict, call: Call) -> None:
         timing = measure(call, self.device)
         _machine.synchronize(self.device)
         start = time.perf_counter()
@@ -152,11 +152,15 @@ class Bench:
         for batch in self.args.batch:
             for method in METHODS:
                 cell = self._cell(matrix, batch, method=method)
-                if self.device.type == "cpu":
-                    self.results.add("energy", **cell, error="not measured on a CPU")
+                try:
+                    if self.device.type == "cpu":
+                        raise NvmlError("not measured on a CPU")
+                    nvml = Nvml()
+                    nvml.energy()
+                except NvmlError as error:
+                    self.results.add("energy", **cell, error=str(error))
                     continue
                 with reported(self.results, "energy", self.device, cell):
-                    nvml = Nvml()
                     training = self._training(matrix, batch, method, "fused")
                     training.check()
                     for _ in range(3):

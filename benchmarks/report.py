@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks import _machine, _plots, _results, targets
 from benchmarks._cells import GRID_BATCHES, GRID_SHAPES, GRID_SPARSITIES
-from benchmarks._measured import GRID, Measured, cells
+from benchmarks._measured import GRID, Cell, Measured, cells
 from benchmarks._running import geometric_mean
 
 
@@ -99,7 +99,7 @@ def _overview(measured: Measured) -> Iterator[str]:
             mine = measured.time("fwd", "float32", cell)
             dense = measured.rival("fwd", "float32", cell, "dense")
             best = measured.best_rival("fwd", "float32", cell)
-            known = mine and dense and best
+            known = mine is not None and dense is not None and best is not None
             texts.append(f"{mine:.1f} ({dense / mine:.1f}, {best / mine:.1f})" if known else "")
         if any(texts):
             yield f"| {m} x {k} | {' | '.join(texts)} |"
@@ -119,7 +119,7 @@ def _grid(measured: Measured, op: str, dtype: str = "float32") -> Iterator[str]:
                 yield f"| {m} x {k}, {sparsity:g} | {' | '.join(texts)} |"
 
 
-def _cell_text(measured: Measured, op: str, dtype: str, cell) -> str:
+def _cell_text(measured: Measured, op: str, dtype: str, cell: Cell) -> str:
     mine = measured.time(op, dtype, cell)
     if mine is None:
         return ""

@@ -6,6 +6,7 @@ from shared memory for each multiply-add (128 bytes a clock on each multiprocess
 """
 
 import argparse
+import math
 from typing import NamedTuple
 
 import torch
@@ -72,8 +73,8 @@ def measure_rates(device: torch.device) -> Rates:
     target = torch.empty_like(source)
     copy = measure(lambda: target.copy_(source), device).median
     facts = cupy.cuda.Device(device.index).attributes
-    clock = 1e3 * facts["ClockRate"]
-    shared = facts["MultiProcessorCount"] * SHARED_BYTES_PER_CLOCK * clock
+    clock = 1e3 * facts.get("ClockRate", 0)
+    shared = facts["MultiProcessorCount"] * SHARED_BYTES_PER_CLOCK * clock or math.inf
     launch = measure(one.zero_, device).median
     return Rates(1e-6 * launch, 2 * COPY_BYTES / (1e-6 * copy), shared)
 

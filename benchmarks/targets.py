@@ -105,9 +105,9 @@ def _half(measured: Measured) -> Iterator[Target]:
     figures = {0.9: (1.7, 2.2), 0.95: (1.9, 2.6), 0.99: (2.1, 3.2)}
     for dtype in HALF:
         for sparsity, (must, aim) in figures.items():
-            some = measured.ratios_to("fwd", dtype, cells(LARGE, [sparsity], (1, 8, 16)), "dense")
+            few = cells(LARGE, [sparsity], (1, 8, 16))
             what = f"forward {dtype}, dense / ours, two largest, batch 1 8 16, {sparsity:g}, mean"
-            yield _mean(what, must, aim, some)
+            yield _mean(what, must, aim, measured.ratios_to("fwd", dtype, few, "dense"))
     for dtype in HALF:
         for cache, must, aim in (("hot", 1, 1.3), ("cold", 1.2, 1.5)):
             groups = [
@@ -219,7 +219,7 @@ def _further(measured: Measured) -> Iterator[Target]:
         if key[3] == OURS and (*key[:3], f"{OURS} on random") in times
     }
     text = "real topologies, time of a random one / time, mean"
-    mean = Ratios(ratios, len(ratios)).mean  # type: ignore[arg-type]
+    mean = Ratios(ratios, len(ratios)).mean
     worst = min(ratios, key=lambda key: ratios[key], default=None)
     note = "" if worst is None else f"least {ratios[worst]:.2f}: {worst[0]} batch {worst[2]}"
     yield Target(text, None, 1, mean, 1, note)

@@ -117,6 +117,9 @@ def device_time(
     if device.type == "cpu":
         return None, None, ""
     try:
+        with profile(activities=[ProfilerActivity.CUDA]):  # the first one prepares
+            torch.zeros(1, device=device)
+            torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             update()
             torch.cuda.synchronize()
