@@ -26,7 +26,7 @@ GRAPH_MICROSECONDS = 5000  # slow calls are launched fewer times
 REPLAYS = (5, 25)
 SECONDS = 0.02
 BUSY_CYCLES = 60_000  # 30 us at 2 GHz: longer than queueing a graph takes
-EAGER_BUSY_CYCLES = 2_000_000
+EAGER_BUSY_CYCLES = 20_000_000  # 10 ms: longer than queueing the eager calls takes
 
 
 class Timing(NamedTuple):
@@ -50,7 +50,7 @@ def measure(call: Call, device: torch.device, *, cold: bool = False) -> Timing:
     launches = int(min(max(GRAPH_MICROSECONDS / event_time(call), 2), LAUNCHES))
     try:
         replay = capture(call, launches).replay
-    except RuntimeError:  # of PyTorch and of CuPy alike
+    except Exception:  # CuPy, for one, refuses to call cuSPARSE in a capture
         sample = _repeat(lambda: event_time(lambda: _eager(call, launches), EAGER_BUSY_CYCLES))
         return summarise([t / launches for t in sample], "e")
     return summarise([t / launches for t in _repeat(lambda: event_time(replay))], "g")
@@ -59,6 +59,10 @@ def measure(call: Call, device: torch.device, *, cold: bool = False) -> Timing:
 def _eager(call: Call, count: int) -> None:
     for _ in range(count):
         call()
+
+
+# PyTorch's allocator may go on asking a graph whose capture failed: these are never freed.
+_failed_graphs: list[torch.cuda.CUDAGraph] = []
 
 
 def capture(call: Call, launches: int) -> torch.cuda.CUDAGraph:
@@ -73,6 +77,9 @@ def capture(call: Call, launches: int) -> torch.cuda.CUDAGraph:
                 call()
         finally:
             graph.capture_end()
+    except Exception:
+        _failed_graphs.append(graph)
+        raise
     finally:
         if collecting:
             gc.enable()

@@ -167,6 +167,93 @@ def test_benchmark_parts_of_all_and_commands_of_its_readme_parse():
         parser.parse_args(options)
 
 
+# Timing on a GPU, with a made-up one
+
+
+class Clock:
+    """A device whose work takes exactly as long as it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.recorded = 0.0, None
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = clock.now
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, end):
+                return 1e-3 * (end.at - self.at)
+
+        class Graph:
+            def capture_begin(self):
+                clock.recorded = []
+
+            def capture_end(self):
+                self.work, clock.recorded = clock.recorded, None
+
+            def replay(self):
+                clock.now += sum(self.work)
+
+        def sleep(cycles):
+            clock.now += 1e-3 * cycles
+
+        for name, fake in {
+            "CUDAGraph": Graph,
+            "Event": Event,
+            "_sleep": sleep,
+            "synchronize": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def work(self, microseconds):
+        """Queue work."""
+        if self.recorded is None:
+            self.now += microseconds
+        else:
+            self.recorded.append(microseconds)
+
+
+def test_benchmark_timing_is_that_of_one_call_in_a_replay(monkeypatch):
+    timing, clock = module("_timing"), Clock(monkeypatch)
+    device = torch.device("cuda", 0)
+    for time in (3.0, 2000.0):  # many launches in a graph, and few
+        got = timing.measure(lambda time=time: clock.work(time), device)
+        assert got.mode == "g"
+        assert got.low == pytest.approx(got.high) == pytest.approx(time)
+
+
+def test_benchmark_timing_of_a_cold_cache_subtracts_the_flush(monkeypatch):
+    timing, clock = module("_timing"), Clock(monkeypatch)
+
+    class Buffer:
+        def zero_(self):
+            clock.work(40.0)
+
+    monkeypatch.setattr(timing, "_flush_buffer", lambda device: Buffer())
+    got = timing.measure(lambda: clock.work(7.0), torch.device("cuda", 0), cold=True)
+    assert got.median == pytest.approx(7.0)
+
+
+def test_benchmark_timing_of_what_cannot_be_captured(monkeypatch):
+    timing, clock = module("_timing"), Clock(monkeypatch)
+
+    def call():
+        if clock.recorded is not None:
+            raise NotImplementedError("not in a capture")
+        clock.work(11.0)
+
+    got = timing.measure(call, torch.device("cuda", 0))
+    assert got.mode == "e"
+    assert got.median == pytest.approx(11.0)
+    assert clock.recorded is None
+
+
 # What is right, and what is stored
 
 
