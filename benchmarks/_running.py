@@ -27,7 +27,7 @@ def progress_bar() -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         auto_refresh=False,  # a thread that draws would take time from what is measured
-        console=Console(stderr=True, soft_wrap=True, highlight=False),
+        console=Console(stderr=True, soft_wrap=True, highlight=False, markup=False),
     )
 
 

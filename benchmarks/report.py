@@ -39,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{bound - missed} of {bound} musts met")
         return int(missed > 0)
     measured = Measured(args.results)
+    if not measured.rows("runs"):
+        print(f"report: no results in {args.results}; python -m benchmarks all makes them")
+        return 1
     for title, lines in tables(measured):
         print(f"**{title}**\n\n" + "\n".join(lines) + "\n")
     for path in _plots.write_plots(measured, args.plots or args.results / "plots"):

@@ -417,6 +417,11 @@ def test_benchmark_report_prints_tables_and_draws_plots(tmp_path, capsys):
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_benchmark_report_without_results_says_so(tmp_path, capsys):
+    assert run("report", "--results", tmp_path) == 1
+    assert "no results" in capsys.readouterr().out
+
+
 def test_benchmark_committed_results_have_the_columns_of_today():
     results = module("_results")
     for path in (ROOT / "benchmarks" / "results").glob("*/*.csv"):
