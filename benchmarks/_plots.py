@@ -85,6 +85,8 @@ def _against_limit(measured: Measured, op: str, axis: Any) -> bool:
     for colour, batch in enumerate(batches):
         for method, style in ((OURS, "-"), ("dense", ":")):
             some = [r for r in rows if r["batch"] == str(batch) and r["method"] == method]
+            if not some:
+                continue
             points = sorted((int(r["nnz"]), float(r["us"]), r["limit_us"]) for r in some)
             places, times = [p[0] for p in points], [p[1] for p in points]
             label = f"{method}, batch {batch}"
