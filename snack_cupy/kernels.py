@@ -19,6 +19,7 @@ CUDA_TYPES = {
     "int32": "int",
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
+SUMMED_IN_FLOAT = ("float32", "float16", "bfloat16")
 INDICES = ("uint16", "int32")
 
 
@@ -74,10 +75,31 @@ SPMM_FEATURE_MAJOR = Kernel(
     "spmm_csr_feature_major",
     (("T", FLOATS), ("I", INDICES), ("kPermuted", (False, True)), ("kVec", (1, 4))),
 )
+SPMM_VECTOR = Kernel(
+    "spmm_vector.cu",
+    "spmm_csr_vector",
+    (("T", SUMMED_IN_FLOAT), ("kPermuted", (False, True))),
+)
 SPMM_RESIDENT = Kernel(
     "spmm_resident.cu",
     "spmm_csr_resident",
-    (("T", ("float32", "float16", "bfloat16")), ("kBatch", (1, 2, 4, 8))),
+    (("T", SUMMED_IN_FLOAT), ("kBatch", (2, 4, 8))),
+)
+SPMM_SLICED = Kernel(
+    "spmm_sliced.cu",
+    "spmm_csr_sliced",
+    (
+        ("T", SUMMED_IN_FLOAT),
+        ("kPermuted", (False, True)),
+        ("kBatch", (16, 32, 64)),
+        ("kRowEach", (False, True)),
+    ),
+)
+REDUCE_SLICES = Kernel("spmm_sliced.cu", "reduce_slices", (("T", SUMMED_IN_FLOAT),))
+SDDMM_SLICED = Kernel(
+    "sddmm_sliced.cu",
+    "sddmm_csr_sliced",
+    (("T", SUMMED_IN_FLOAT), ("kBatch", (4, 8, 16, 32, 64))),
 )
 SDDMM_BATCH_MAJOR = Kernel("sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES)))
 SDDMM_FEATURE_MAJOR = Kernel("sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES)))
@@ -91,7 +113,11 @@ SNACK_COO = Kernel(
 KERNELS = (
     SPMM_BATCH_MAJOR,
     SPMM_FEATURE_MAJOR,
+    SPMM_VECTOR,
     SPMM_RESIDENT,
+    SPMM_SLICED,
+    REDUCE_SLICES,
+    SDDMM_SLICED,
     SDDMM_BATCH_MAJOR,
     SDDMM_FEATURE_MAJOR,
     FILL_ROWS,

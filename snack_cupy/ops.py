@@ -15,6 +15,9 @@ from snack_cupy._check import fail
 from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
 from snack_cupy.topology import Topology, check_topology, index_dtype
 
+# Workspaces of captured launches: whenever their graph is replayed it writes there again.
+_captured: list[Array] = []
+
 
 def spmm(
     topology: Topology,
@@ -345,7 +348,13 @@ def _run(
         op, topology, n, dtype_name(out), batch_major, aligned=aligned, kernel=kernel
     )
     plan = dispatch.plan(problem, topology.columns.device.id)
-    _jit.launch(plan, pointers, cupy.cuda.get_current_stream())
+    stream = cupy.cuda.get_current_stream()
+    if plan.workspace:
+        workspace = cupy.empty(plan.workspace, cupy.uint8)
+        pointers += (workspace.data.ptr,)
+        if stream.is_capturing():
+            _captured.append(workspace)
+    _jit.launch(plan, pointers, stream)
 
 
 def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import DTYPES, PROBLEMS, make_topology, problem
 
-from snack_cupy import _jit, dispatch, kernels, ops
+from snack_cupy import _cost, _jit, dispatch, kernels, ops
 from snack_cupy.dispatch import H200, Device, Problem, choose_sddmm, choose_spmm
 
 SIZES = (1, 3, 31, 32, 33, 784, 3072, 65536, 65537, 2**20)
@@ -20,6 +20,10 @@ ARGUMENTS = {
     "spmm_csr_batch_major": "row_offsets columns permutation values x bias y",
     "spmm_csr_feature_major": "row_offsets columns permutation values dense bias out",
     "spmm_csr_resident": "row_offsets columns values x bias y",
+    "spmm_csr_vector": "row_offsets columns permutation values x bias y",
+    "spmm_csr_sliced": "row_offsets columns permutation values x bias y partial",
+    "reduce_slices": "bias y partial",
+    "sddmm_csr_sliced": "row_offsets columns left right out sums",
     "sddmm_csr_batch_major": "row_offsets columns left right out",
     "sddmm_csr_feature_major": "row_offsets columns left right out",
     "fill_rows": "bias y",
@@ -144,42 +148,110 @@ def test_one_column_is_a_batch_of_one():
 
 
 def test_sddmm_kernel_follows_the_layout():
-    assert choose_sddmm(make("sddmm")).kernel is kernels.SDDMM_BATCH_MAJOR
+    assert choose_sddmm(make("sddmm")).kernel is kernels.SDDMM_SLICED
+    assert choose_sddmm(make("sddmm", dtype="float64")).kernel is kernels.SDDMM_BATCH_MAJOR
     feature_major = choose_sddmm(make("sddmm", batch_major=False))
     assert feature_major.kernel is kernels.SDDMM_FEATURE_MAJOR
 
 
-def test_resident_kernel_is_kept_to_where_it_works():
-    made = [make(**options) for options in all_problems()]
-    resident = [each for each in made if is_resident(each)]
-    assert resident
-    for each in resident:
+STAGED = (kernels.SPMM_VECTOR, kernels.SPMM_RESIDENT, kernels.SPMM_SLICED, kernels.SDDMM_SLICED)
+
+
+def choose(problem, device=H200):
+    pick = choose_sddmm if problem.op == "sddmm" else choose_spmm
+    return pick(problem, device)
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
+def test_kernels_with_x_in_shared_memory_are_kept_to_where_they_work(op):
+    chosen = set()
+    for options in all_problems():
+        each = make(op, **options)
+        kernel = choose(each).kernel
+        if kernel not in STAGED:
+            continue
+        chosen.add(kernel)
         assert each.batch_major or each.n == 1
         assert each.aligned
-        assert each.index == "uint16"
+        assert (each.row_index if op == "spmm_transposed" else each.index) == "uint16"
         assert each.dtype != "float64"
-    assert not is_resident(make("spmm_transposed"))
-    assert not is_resident(make(kernel="csr"))
-    assert is_resident(make())
+    assert len(chosen) == {"spmm": 3, "spmm_transposed": 2, "sddmm": 1}[op]
+    assert choose(make(op, kernel="csr")).kernel not in STAGED
 
 
-def is_resident(problem, device=H200):
-    return choose_spmm(problem, device).kernel is kernels.SPMM_RESIDENT
+@pytest.mark.parametrize(
+    ("n", "kernel"),
+    [(1, "vector"), (2, "resident"), (16, "resident"), (64, "sliced"), (512, "sliced")],
+)
+def test_kernel_by_batch_at_4096(n, kernel):
+    choice = choose_spmm(make(m=4096, k=4096, n=n))
+    assert choice.kernel.name == f"spmm_csr_{kernel}"
+
+
+def test_small_layers_keep_all_of_x_in_a_block():
+    for n in (8, 16, 32):
+        assert choose_spmm(make(m=768, k=768, n=n)).kernel is kernels.SPMM_RESIDENT
 
 
 @pytest.mark.parametrize("device", [H200, SMALL], ids=["h200", "small"])
 def test_resident_batch_rows_fit_shared_memory_and_the_batch(device):
+    seen = 0
     for options in all_problems():
         problem = make(**options)
         choice = choose_spmm(problem, device)
         if choice.kernel is kernels.SPMM_RESIDENT:
+            seen += 1
             batch = choice.values["kBatch"]
             assert 4 * batch * (problem.k + 1) <= device.shared_bytes
-            assert batch == 1 or batch // 2 < problem.n
+            assert batch == 2 or batch // 2 < problem.n
             assert f"holds {batch} batch rows" in choice.reason
-    limit = device.shared_bytes // 4 - 1
-    assert is_resident(make(k=limit, n=1), device)
-    assert not is_resident(make(k=limit + 1, n=1), device)
+    assert seen
+
+
+@pytest.mark.parametrize("device", [H200, SMALL], ids=["h200", "small"])
+def test_a_vector_in_shared_memory_fits_it(device):
+    limit = device.shared_bytes // 4
+    assert choose_spmm(make(k=limit, n=1), device).kernel is kernels.SPMM_VECTOR
+    assert choose_spmm(make(k=limit + 1, n=1), device).kernel is not kernels.SPMM_VECTOR
+
+
+@pytest.mark.parametrize("device", [H200, SMALL], ids=["h200", "small"])
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
+def test_slicing_covers_the_work_and_fits(op, device):
+    seen = 0
+    for options in all_problems():
+        problem = make(op, **options)
+        choice = choose(problem, device)
+        if choice.slicing is None:
+            continue
+        seen += 1
+        cut = choice.slicing
+        m, k = (problem.k, problem.m) if op == "spmm_transposed" else (problem.m, problem.k)
+        assert cut.width % 4 == 0
+        assert (cut.slices - 1) * cut.width < k <= cut.slices * cut.width
+        assert (cut.row_blocks - 1) * cut.rows < m <= cut.row_blocks * cut.rows
+        assert 4 * (cut.width + 1) * cut.batch < cut.shared_bytes <= device.shared_bytes
+        assert cut.batch == choice.values["kBatch"]
+        assert 1 <= cut.chunk <= problem.n
+        if op != "sddmm":
+            assert cut.row_each is choice.values["kRowEach"]
+            padded = -(-cut.chunk // cut.batch) * cut.batch
+            least = 4 * cut.slices * m * cut.batch
+            if cut.slices > 1:
+                assert 4 * cut.slices * m * padded <= max(_cost.WORKSPACE, least)
+        assert f"{cut.slices} slices" in choice.reason
+    assert seen
+
+
+def test_expected_times_rise_with_the_work():
+    for estimate in (_cost.spmm_slicing, _cost.sddmm_slicing):
+        by_batch = [estimate(4096, 4096, 10**6, n, *H200).microseconds for n in (16, 64, 256, 1024)]
+        by_nnz = [
+            estimate(4096, 4096, nnz, 64, *H200).microseconds for nnz in (10**5, 10**6, 10**7)
+        ]
+        assert by_batch == sorted(by_batch)
+        assert by_nnz == sorted(by_nnz)
+    assert _cost.spmm_slicing(64, 65536, 1000, 64, 132, 20 * 1024) is None
 
 
 @pytest.mark.parametrize("n", [1, 64])
@@ -209,8 +281,19 @@ def run(problem, launches, device=0):
     if problem.kernel == "snack_coo":
         names[0] = "rows"
     launches.clear()
-    _jit.launch(dispatch.plan(problem, device), tuple(names), "stream")
+    plan = dispatch.plan(problem, device)
+    pointers = [Address(name) if name else 0 for name in names]
+    if plan.workspace:
+        pointers.append(Address("workspace"))
+    _jit.launch(plan, tuple(pointers), "stream")
     return launches
+
+
+class Address(str):
+    """The name of an array in place of its address."""
+
+    def __add__(self, distance):
+        return Address(f"{self}+{distance}")
 
 
 @pytest.mark.parametrize("batch_major", [False, True], ids=["feature", "batch"])
@@ -267,7 +350,7 @@ def test_every_kernel_of_the_table_has_its_argument_order_tested():
 @pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
 def test_csr_grids_have_a_warp_for_each_piece_of_work(op, fake_gpu):
     for options in all_problems():
-        problem = make(op, **options, kernel=None if op == "sddmm" else "csr")
+        problem = make(op, **options, kernel="csr")
         (launch,) = run(problem, fake_gpu)
         choice = dispatch.plan(problem, 0).choices[0]
         rows = problem.k if op == "spmm_transposed" else problem.m
@@ -279,10 +362,12 @@ def test_csr_grids_have_a_warp_for_each_piece_of_work(op, fake_gpu):
 
 
 def test_resident_plan_is_one_wave_with_its_shared_memory(fake_gpu):
+    seen = 0
     for options in all_problems():
         problem = make(**options)
-        if not is_resident(problem):
+        if choose(problem).kernel is not kernels.SPMM_RESIDENT:
             continue
+        seen += 1
         (launch,) = run(problem, fake_gpu)
         batch = dispatch.plan(problem, 0).choices[0].values["kBatch"]
         m, k, n, nnz, blocks, *pointers = launch.arguments
@@ -295,6 +380,62 @@ def test_resident_plan_is_one_wave_with_its_shared_memory(fake_gpu):
         assert launch.block[0] in (256, 512, 1024)
         assert launch.shared_bytes == 4 * batch * (k + 1) <= launch.max_shared_bytes
         assert launch.max_shared_bytes == H200.shared_bytes
+    assert seen
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed"])
+def test_vector_plan_has_a_warp_for_each_row_of_one_wave(op, fake_gpu):
+    for m, k in itertools.product((1, 100, 3072, 40_000), repeat=2):
+        problem = make(op, m=m, k=k, n=1)
+        (launch,) = run(problem, fake_gpu)
+        rows, columns, *pointers = launch.arguments
+        assert (rows, columns) == ((k, m) if op == "spmm_transposed" else (m, k))
+        assert pointers[4] == "dense"
+        warps = launch.grid[0] * launch.block[0] // 32
+        assert warps <= 32 * H200.multiprocessors
+        assert warps >= min(rows, 32 * H200.multiprocessors) - 32
+        assert launch.shared_bytes == 4 * columns
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed"])
+def test_sliced_plan_covers_the_batch_and_adds_its_slices(op, fake_gpu):
+    for n in (5, 64, 100, 700, 5000):
+        problem = make(op, m=4096, k=4000, n=n, dtype="float16")
+        cut = choose(problem).slicing
+        if cut is None:
+            continue
+        plan = dispatch.plan(problem, 0)
+        launches = run(problem, fake_gpu)
+        products = [each for each in launches if "spmm_csr_sliced" in each.expression]
+        sums = [each for each in launches if "reduce_slices" in each.expression]
+        assert len(launches) == len(products) + len(sums)
+        assert len(sums) == (len(products) if cut.slices > 1 else 0)
+        m, k = (4000, 4096) if op == "spmm_transposed" else (4096, 4000)
+        done = 0
+        for i, each in enumerate(products):
+            rows, columns, batch, *_, x, _, y, partial = each.arguments
+            assert (rows, columns) == (m, k)
+            assert x == (f"dense+{done * k * 2}" if done else "dense")
+            assert y == (f"out+{done * m * 2}" if done else "out")
+            tiles = -(-batch // cut.batch)
+            assert each.grid == (cut.row_blocks * cut.slices * tiles,)
+            assert partial == ("workspace" if sums else 0)
+            if sums:
+                bias = 0 if op == "spmm_transposed" else "bias"
+                padded = tiles * cut.batch
+                expected = (m, batch, cut.slices, padded, bias, y, "workspace")
+                assert sums[i].arguments == expected
+                assert plan.workspace >= 4 * cut.slices * m * padded
+            done += batch
+        assert done == n
+
+
+def test_sddmm_sums_of_half_types_wait_in_a_workspace(fake_gpu):
+    for dtype, n, workspace in (("float32", 300, 0), ("float16", 64, 0), ("float16", 65, 4)):
+        problem = make("sddmm", n=n, dtype=dtype)
+        (launch,) = run(problem, fake_gpu)
+        assert dispatch.plan(problem, 0).workspace == workspace * problem.nnz
+        assert launch.arguments[-2:] == ("out", "workspace" if workspace else "out")
 
 
 @pytest.mark.parametrize("nnz", [1, 255, 256, 257, 5000])
@@ -356,10 +497,10 @@ def test_problem_of_every_topology_has_a_plan(p, fake_gpu):
         ("spmm", "spmm_transposed", "sddmm"), DTYPES, (False, True)
     ):
         made = ops.problem_of(op, topology, p.n, dtype, batch_major)
-        (launch,) = run(made, fake_gpu)
-        assert launch.grid[0] >= 1
-        sizes = [size for size in launch.arguments if isinstance(size, int | np.integer)]
-        assert all(type(size) is int for size in sizes)
+        for launch in run(made, fake_gpu):
+            assert launch.grid[0] >= 1
+            sizes = [size for size in launch.arguments if isinstance(size, int | np.integer)]
+            assert all(type(size) is int for size in sizes)
 
 
 def test_explicit_csr_and_default_solve_the_same_problem(fake_gpu):

@@ -26,7 +26,7 @@ LAYERS = (
     ("_check",),
     ("_jit", "reference"),
     ("kernels",),
-    ("dispatch",),
+    ("_cost", "_plan", "_launches", "dispatch"),
     ("_structure", "topology"),
     ("ops",),
     ("_coords", "_entries", "coo"),

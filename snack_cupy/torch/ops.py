@@ -111,6 +111,9 @@ def _plan(key: tuple) -> dispatch.Plan:
 
 
 def _launch(plan: dispatch.Plan, pointers: tuple[int, ...], device: int) -> None:
+    if plan.workspace:
+        workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=f"cuda:{device}")
+        pointers += (workspace.data_ptr(),)
     if device == torch._C._cuda_getDevice():
         _jit.launch(plan, pointers, bridge.current_stream(device))
         return

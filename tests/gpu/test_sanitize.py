@@ -20,7 +20,7 @@ from helpers import (
     make_topology,
 )
 
-from snack_cupy import dispatch, kernels, sddmm, spmm, spmm_transposed
+from snack_cupy import _cost, dispatch, kernels, sddmm, spmm, spmm_transposed
 
 pytestmark = pytest.mark.sanitize
 
@@ -32,6 +32,7 @@ PROBLEMS = (
     Problem("tall", 65541, 5, 0, 90, "ends"),
 )
 BATCHES = (1, 2, 3, 8, 33)  # batch rows, or columns: of one and of several tiles, full and not
+TILES = {4: 3, 8: 8, 16: 14, 32: 20, 64: 70}  # batch rows of a tile, and a batch for it
 
 
 def instances(dtype):
@@ -42,6 +43,19 @@ def instances(dtype):
         for values in kernel.instances()
         if values.get("T", dtype) == dtype
     }
+
+
+def force_slicing(monkeypatch, batch, slices, row_each):
+    """Let `spmm` choose the sliced kernel, cut in this way and with a launch for each tile."""
+
+    def cut(m, k, nnz, n, multiprocessors, shared_bytes):
+        made = _cost.spmm_candidate(m, k, nnz, n, batch, slices, multiprocessors, shared_bytes)
+        return made._replace(row_each=row_each)
+
+    monkeypatch.setattr(_cost, "WORKSPACE", 1)
+    monkeypatch.setattr(_cost, "spmm_slicing", cut)
+    monkeypatch.setattr(_cost, "resident_microseconds", lambda *sizes: float("inf"))
+    dispatch._plan.cache_clear()
 
 
 @pytest.fixture
@@ -58,6 +72,7 @@ def launched(cp, monkeypatch):
     monkeypatch.setattr(dispatch, "plan", recording)
     with cp.cuda.using_allocator(None):
         yield seen
+    dispatch._plan.cache_clear()  # of what a test has forced
 
 
 def run_spmm(rng, host, topology, dtype, n, batch_major, kernel=None):
@@ -86,7 +101,7 @@ def run_sddmm(rng, host, topology, dtype, n, batch_major):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sanitize_every_instance(cp, rng, launched, dtype):
+def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
     for problem in PROBLEMS:
         host = make_topology(problem)
         topology = host.to_device("cuda")
@@ -99,7 +114,25 @@ def test_sanitize_every_instance(cp, rng, launched, dtype):
                 run_spmm(rng, host, topology, dtype, n, True, "snack_coo")
     if dtype in ("float32", "float64"):
         run_snack_coo_of_32_bits(rng, dtype)
+    if dtype != "float64":
+        run_every_slicing(rng, monkeypatch, dtype)
     assert launched == instances(dtype)
+
+
+def run_every_slicing(rng, monkeypatch, dtype):
+    """Tiles of every size; rows shared by a warp or not; one slice, and several to be added."""
+    for problem in PROBLEMS[:2]:
+        host = make_topology(problem)
+        topology = host.to_device("cuda")
+        for batch, n in TILES.items():
+            run_sddmm(rng, host, topology, dtype, n, True)
+            if batch < 16:
+                continue
+            for row_each in (False, True):
+                for slices in (1, 3):
+                    force_slicing(monkeypatch, batch, slices, row_each)
+                    run_spmm(rng, host, topology, dtype, n, True)
+                    run_spmm_transposed(rng, host, topology, dtype, n, True)
 
 
 def run_snack_coo_of_32_bits(rng, dtype):

@@ -1,0 +1,124 @@
+// What the kernels share that hold X (batch, k) in shared memory slice by slice: the transposed
+// copy of a slice, and the search for the entries of a row of W that fall into it.
+#pragma once
+
+#include "common.cuh"
+
+namespace snack {
+
+// The same number, but the compiler cannot tell: what depends on it is computed where it is used
+// and not kept in registers across a loop.
+__device__ __forceinline__ int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// xs[column][kBatch] = X[b, first_column + column], then one zero row: xs[width][..] = 0.
+//
+// A thread moves 4 batch rows x 4 columns at a time: 4 loads of 4 neighbouring columns, a transpose
+// in registers, 4 stores of 16 bytes. The 8 lanes of one store phase write 128 neighbouring bytes
+// or to other banks. `x` points at the slice's first row and column; batch rows past `batch` are
+// zero. Rows of X must keep the alignment of 4 elements if `vector`, and width be a multiple of 4
+// then.
+template <typename T, int kBatch>
+__device__ __forceinline__ void stage_slice(float* __restrict__ xs, const T* __restrict__ x, int k,
+                                            int width, int batch, bool vector) {
+  constexpr int kQuads = kBatch / 4;              // groups of 4 batch rows
+  constexpr int kNear = kQuads < 8 ? kQuads : 8;  // of them in neighbouring lanes
+  constexpr int kFar = kQuads / kNear;
+  constexpr int kSpread = 8 / kNear;  // quads of columns in one store phase
+  constexpr int kAcross = kWarpSize / kNear;
+  const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+  const int b = (lane_id() % kNear + warp % kFar * kNear) * 4;
+  // The column, of 4, that a lane stores first: 4 columns are kQuads * 64 bytes, banks repeat after
+  // 128. With one quad two lanes' columns differ in banks as they are.
+  const int turn = kNear == 1 ? lane_id() / 2 % 4 : lane_id() / kNear % kSpread;
+  const T* source[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) source[i] = x + static_cast<Size>(min(b + i, batch - 1)) * k;
+
+  auto store = [&](int c, Pack<T, 4>(&in)[4]) {
+    Pack<float, 4> out[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[j].at[i] = b + i < batch ? widen(in[i].at[j]) : 0.f;
+    }
+    // Lanes of other columns in the same phase begin with another column: other banks.
+    auto swap = [](Pack<float, 4>& p, Pack<float, 4>& q, bool really) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float keep = p.at[i];
+        p.at[i] = really ? q.at[i] : keep;
+        q.at[i] = really ? keep : q.at[i];
+      }
+    };
+    if constexpr (kSpread >= 2) {
+      swap(out[0], out[1], turn & 1);
+      swap(out[2], out[3], turn & 1);
+    }
+    if constexpr (kSpread >= 4) {
+      swap(out[0], out[2], turn & 2);
+      swap(out[1], out[3], turn & 2);
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = c + (j ^ turn);
+      if (column < width) *reinterpret_cast<Pack<float, 4>*>(xs + column * kBatch + b) = out[j];
+    }
+  };
+
+  const int first = (warp / kFar * kAcross + lane_id() / kNear) * 4;
+  const int step = warps / kFar * kAcross * 4;
+  if (vector) {
+#pragma unroll 2
+    for (int c = first; c < width; c += step) {
+      Pack<T, 4> in[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) in[i] = *reinterpret_cast<const Pack<T, 4>*>(source[i] + c);
+      store(c, in);
+    }
+  } else {
+#pragma unroll 1
+    for (int c = first; c < width; c += step) {
+      Pack<T, 4> in[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) in[i].at[j] = source[i][min(c + j, width - 1)];
+      }
+      store(c, in);
+    }
+  }
+  if (threadIdx.x < kBatch) xs[width * kBatch + threadIdx.x] = 0.f;
+}
+
+// First entry of a row, in [start, end), whose column is at least `column`. Columns rise along a
+// row; where they are spread evenly over the k columns the search starts near its answer.
+__device__ __forceinline__ int first_entry(const unsigned short* __restrict__ columns, int start,
+                                           int end, int column, int k) {
+  const int length = end - start;
+  int low = start, high = end;
+  const float share = __fdividef(static_cast<float>(column), static_cast<float>(k));
+  int probe = min(start + static_cast<int>(length * share), end - 1);
+  int reach = 2 << (kWarpSize - __clz(length)) / 2;  // about twice the square root
+  bool rose = false, fell = false;
+  while (low < high) {
+    if (columns[probe] < column) {
+      low = probe + 1;
+      rose = true;
+    } else {
+      high = probe;
+      fell = true;
+    }
+    if (rose && fell) {
+      probe = (low + high) / 2;
+    } else {
+      probe = rose ? min(low + reach, high - 1) : max(high - reach, low);
+      reach *= 2;
+    }
+  }
+  return low;
+}
+
+}  // namespace snack
