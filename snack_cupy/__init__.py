@@ -4,6 +4,7 @@ The core works on NumPy and CuPy arrays and imports neither CuPy nor PyTorch by 
 layer is ``import snack_cupy.torch``.
 """
 
+from snack_cupy._explain import explain
 from snack_cupy._jit import CompileError, CudaUnavailableError
 from snack_cupy.coo import COOTensor
 from snack_cupy.ops import sddmm, spmm, spmm_transposed, warmup
@@ -17,6 +18,7 @@ __all__ = [
     "CudaUnavailableError",
     "Topology",
     "__version__",
+    "explain",
     "sddmm",
     "spmm",
     "spmm_transposed",

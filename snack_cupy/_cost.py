@@ -139,6 +139,11 @@ def resident_microseconds(
     return 2.9 + waves * (staged + busiest)
 
 
+def vector_microseconds(nnz: int, item_bytes: int) -> float:
+    """What ``spmm_csr_vector`` is expected to take, values of ``item_bytes`` bytes in the cache."""
+    return 2.5 + nnz * (item_bytes + 2) / 5.5e6
+
+
 def _slice_counts(k: int, batch: int, available: int) -> range:
     """Numbers of slices whose tile of ``batch`` rows fits ``available`` bytes of shared memory."""
     widest = (available // (4 * batch) - 1) // 4 * 4

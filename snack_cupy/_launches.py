@@ -9,10 +9,9 @@ from operator import itemgetter
 from snack_cupy import kernels
 from snack_cupy._check import fail
 from snack_cupy._cost import WARPS, Slicing
-from snack_cupy._plan import Choice, Device, Plan, Problem, Step
+from snack_cupy._plan import ITEM_BYTES, Choice, Device, Plan, Problem, Step
 
 BLOCK = 256
-ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 
 
 def of_choice(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:

@@ -12,7 +12,8 @@ from typing import Any
 
 from snack_cupy import _cost, _jit, _launches, kernels
 from snack_cupy._cost import Slicing
-from snack_cupy._plan import H200, Choice, Device, Plan, Problem, Step
+from snack_cupy._plan import H200, ITEM_BYTES, Choice, Device, Plan, Problem, Step
+from snack_cupy.kernels import Kernel
 
 __all__ = [
     "H200",
@@ -61,7 +62,7 @@ def choose_sddmm(problem: Problem, device: Device = H200) -> Choice:
         slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
         if slicing is not None:
             values = {"T": problem.dtype, "kBatch": slicing.batch}
-            return Choice(kernels.SDDMM_SLICED, values, _told("X", slicing), slicing)
+            return _sliced(kernels.SDDMM_SLICED, values, slicing)
     values = {"T": problem.dtype, "I": problem.index}
     if problem.batch_major or problem.n == 1:
         reason = "batch-major: a lane per entry"
@@ -86,8 +87,10 @@ def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | Non
     if problem.n == 1:
         if 4 * k > device.shared_bytes:
             return None
+        values["kPermuted"] = permuted
         reason = "one batch row: a warp per row, x in shared memory"
-        return Choice(kernels.SPMM_VECTOR, {**values, "kPermuted": permuted}, reason)
+        microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
+        return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
     slicing = _cost.spmm_slicing(m, k, problem.nnz, problem.n, *device)
     resident = 0 if permuted else _resident_batch(problem, device)
     if resident:
@@ -95,22 +98,21 @@ def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | Non
             m, k, problem.nnz, problem.n, resident, device.multiprocessors
         )
         if slicing is None or microseconds <= slicing.microseconds:
-            reason = (
-                f"X fits shared memory: a block holds {resident} batch rows, "
-                f"about {microseconds:.0f} us on an H200"
-            )
-            return Choice(kernels.SPMM_RESIDENT, {**values, "kBatch": resident}, reason)
+            values["kBatch"] = resident
+            reason = f"X fits shared memory: a block holds {resident} batch rows"
+            return Choice(kernels.SPMM_RESIDENT, values, reason, None, microseconds)
     if slicing is None:
         return None
     values |= {"kPermuted": permuted, "kBatch": slicing.batch, "kRowEach": slicing.row_each}
-    return Choice(kernels.SPMM_SLICED, values, _told("X", slicing), slicing)
+    return _sliced(kernels.SPMM_SLICED, values, slicing)
 
 
-def _told(operand: str, slicing: Slicing) -> str:
-    return (
-        f"{operand} is cut into {slicing.slices} slices of at most {slicing.width} columns, "
-        f"{slicing.batch} batch rows in a block, about {slicing.microseconds:.0f} us on an H200"
+def _sliced(kernel: Kernel, values: dict[str, Any], slicing: Slicing) -> Choice:
+    reason = (
+        f"X is cut into slices of at most {slicing.width} columns, {slicing.slices} in all; "
+        f"a block holds {slicing.batch} batch rows of one"
     )
+    return Choice(kernel, values, reason, slicing, slicing.microseconds)
 
 
 def _resident_batch(problem: Problem, device: Device) -> int:

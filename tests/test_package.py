@@ -28,7 +28,7 @@ LAYERS = (
     ("kernels",),
     ("_cost", "_plan", "_launches", "dispatch"),
     ("_structure", "topology"),
-    ("ops",),
+    ("ops", "_explain"),
     ("_coords", "_entries", "coo"),
     ("_counters", "random", "io", "dst", "codegen"),
     ("torch",),

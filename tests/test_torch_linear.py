@@ -20,7 +20,7 @@ from torch_helpers import (
     snapshot,
 )
 
-from snack_cupy import Topology, random
+from snack_cupy import Topology, explain, random
 from snack_cupy.torch import SnackLinear
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES)
@@ -312,3 +312,8 @@ def test_bfloat16_needs_no_ml_dtypes(monkeypatch):
     layer.grow(5)
     layer.load_state_dict(layer.state_dict())
     SnackLinear.from_dense(layer.to_dense(), sparsity=0.5)
+
+
+def test_explain_is_that_of_the_topology():
+    layer = seeded_layer(64, 32, dtype=torch.float16)
+    assert layer.explain(8) == explain(layer.topology, 8, "float16")

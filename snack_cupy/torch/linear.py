@@ -9,6 +9,7 @@ from torch import nn
 
 from snack_cupy import _check
 from snack_cupy._check import fail
+from snack_cupy._explain import Explanations, explain
 from snack_cupy.dst import Remap
 from snack_cupy.random import random_topology
 from snack_cupy.topology import Topology, check_topology
@@ -208,6 +209,16 @@ class SnackLinear(nn.Module):
         if self._topology is None or not state.is_view_of_buffers(self, self._topology):
             self._topology = state.view_buffers(self)
         return self._topology
+
+    def explain(self, batch: int) -> Explanations:
+        """Which kernels a batch of that size gets, why, and what to expect: `snack_cupy.explain`.
+
+        Raises
+        ------
+        ValueError
+            The batch is less than 1.
+        """
+        return explain(self.topology, batch, str(self.values.dtype).removeprefix("torch."))
 
     def extra_repr(self) -> str:
         """Sizes for ``repr``."""
