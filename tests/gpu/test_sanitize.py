@@ -116,6 +116,7 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
         run_snack_coo_of_32_bits(rng, dtype)
     if dtype != "float64":
         run_every_slicing(rng, monkeypatch, dtype)
+        run_without_slices(rng, monkeypatch, dtype)
     assert launched == instances(dtype)
 
 
@@ -144,6 +145,18 @@ def run_snack_coo_of_32_bits(rng, dtype):
     want = np.zeros((3, host.m))
     np.add.at(want.T, host.row, (values * x[:, host.col]).T)
     assert_exact(got, want)
+
+
+def run_without_slices(rng, monkeypatch, dtype):
+    """X whole in shared memory where it could be cut, and not there where it could."""
+    host = make_topology(PROBLEMS[0])
+    topology = host.to_device("cuda")
+    for target, name in ((_cost, "spmm_slicing"), (dispatch, "_may_stage")):
+        monkeypatch.setattr(target, name, lambda *arguments: None)
+        dispatch._plan.cache_clear()
+        for n in BATCHES:
+            for run in (run_spmm, run_spmm_transposed, run_sddmm):
+                run(rng, host, topology, dtype, n, True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
