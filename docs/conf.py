@@ -40,6 +40,7 @@ PAGES = {
     "CONTRIBUTING.md": "development.md",
     "CHANGELOG.md": "changelog.md",
     "cuda/README.md": "kernels.md",
+    "benchmarks/README.md": "benchmarks.md",
 }
 
 
@@ -85,7 +86,7 @@ def rewrite_links(app, path, docname, content):
             return f"[{text}]({PAGES[name]}{anchor or ''})"
         if name.startswith("docs/") and file.is_file():
             return f"{image}[{text}]({name.removeprefix('docs/')}{anchor or ''})"
-        return text
+        return f"![{text}](../{name})" if image else text
 
     link = r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)"
     content[0] = re.sub(link, rewrite, content[0])
