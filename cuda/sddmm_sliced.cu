@@ -5,17 +5,19 @@
 //
 // It is the gradient of SpMM with respect to the values: L is that of Y, R is X.
 //
-//   block = (row block, slice of columns)
+//   block = (row block, slice of columns, chunk of the batch)
 //   shared: xs[width + 1][kBatch], a tile of R (its last row is zero), then the entries in hand of
 //   each warp
 //
-// A block takes the tiles of kBatch batch rows one after another and adds each to its entries. A
+// A block takes the tiles of kBatch batch rows of its chunk one after another and adds each to its
+// entries; with several chunks add_chunks adds theirs, in the order of the batch. A
 // warp takes 64 entries a turn; kLanes lanes multiply one entry, kBatch / kLanes batch rows a lane,
 // and the sums of kLanes entries meet in a transposing butterfly, after which each lane holds that
 // of one entry. With 8 lanes an entry each group of lanes has a row of its own, else they share
 // one.
 //
-// Sums of earlier tiles wait in `sums`, which is `out` where T is float. Deterministic: one fixed
+// Sums of earlier tiles wait in `sums` (chunks, nnz), which is `out` where T is float and the chunk
+// is the whole batch. Deterministic: one fixed
 // order for every sum. Columns of 16 bits; R on a 16-byte boundary. Sizes first, then index arrays,
 // dense operands, output, workspace.
 //
@@ -26,8 +28,9 @@ namespace snack {
 
 template <typename T, int kBatch>
 __global__ void __launch_bounds__(1024, 1)
-    sddmm_csr_sliced(Size m_, Size k_, Size batch_, Size row_blocks_, Size rows_per_block,
-                     Size slice_width, const int* __restrict__ row_offsets,
+    sddmm_csr_sliced(Size m_, Size k_, Size batch_, Size nnz, Size row_blocks_, Size rows_per_block,
+                     Size slices_, Size slice_width, Size chunk_,
+                     const int* __restrict__ row_offsets,
                      const unsigned short* __restrict__ columns, const T* __restrict__ left,
                      const T* __restrict__ right, T* out, float* sums) {
   constexpr int kLanes = kBatch < 32 ? kBatch / 4 : 8;
@@ -39,8 +42,13 @@ __global__ void __launch_bounds__(1024, 1)
   constexpr int kRows = kRowEach ? kGroups : 1;  // rows a warp has at once
   extern __shared__ __align__(16) float xs[];
 
-  const int m = m_, k = k_, row_blocks = row_blocks_;
-  const int row_block = blockIdx.x % row_blocks, slice = blockIdx.x / row_blocks;
+  const int m = m_, k = k_, row_blocks = row_blocks_, slices = slices_;
+  const int row_block = blockIdx.x % row_blocks, slice = blockIdx.x / row_blocks % slices;
+  const int chunk = blockIdx.x / row_blocks / slices;
+  const int begin = chunk * static_cast<int>(chunk_);
+  const int end = min(static_cast<int>(batch_), begin + static_cast<int>(chunk_));
+  const bool whole = chunk_ >= batch_;
+  if (!whole) sums += chunk * nnz;
   const int first_column = slice * static_cast<int>(slice_width);
   const int width = min(k - first_column, static_cast<int>(slice_width));
   const int row_first = row_block * static_cast<int>(rows_per_block);
@@ -49,46 +57,27 @@ __global__ void __launch_bounds__(1024, 1)
   const int group = lane_id() / kLanes, part = lane_id() % kLanes;
   int* hand = reinterpret_cast<int*>(xs + (slice_width + 1) * kBatch) + warp * kHand;
 
-  auto row_of = [&](int base, int l) {
-    return row_first + (warp + (base + l / kRows) * warps) * kRows + l % kRows;
-  };
-  int segment = 0, segment_length = 0;
-  auto find_segments = [&](int base) {
-    const int row = row_of(base, lane_id());
-    segment = segment_length = 0;
-    if (row < row_end) {
-      const int start = row_offsets[row], end = row_offsets[row + 1];
-      segment = first_column > 0 ? first_entry(columns, start, end, first_column, k) : start;
-      const int stop = first_column + width < k
-                           ? first_entry(columns, start, end, first_column + width, k)
-                           : end;
-      segment_length = stop - segment;
-    }
-  };
+  RowSlices<kRows> rows{row_first, row_end, first_column, width, k, row_offsets, columns};
 
-  for (int first = 0; first < static_cast<int>(batch_); first += kBatch) {
-    const int batch = min(static_cast<int>(batch_) - first, kBatch);
-    const bool opening = first == 0, closing = first + kBatch >= batch_;
+  for (int first = begin; first < end; first += kBatch) {
+    const int batch = min(end - first, kBatch);
+    const bool opening = first == begin, finished = whole && first + kBatch >= end;
 
     // In flight: the columns of two entries a lane.
-    constexpr int kSets = kWarpSize / kRows;
-    int set = kSets, base = -kSets, done = 0, rounds = 0;
+    rows.rewind();
+    int done = 0, rounds = 0;
     bool last, fresh = true;
     int entry[2], offset[2];  // entry: its place in the matrix, -1 for none
     int next_row;
     auto fetch = [&]() {
-      if (set == kSets) {
-        base += kSets;
-        set = 0;
-        find_segments(base);
-      }
-      const int source = set * kRows + (kRowEach ? group : 0);
-      const int start = __shfl_sync(kFullMask, segment, source);
-      const int length = __shfl_sync(kFullMask, segment_length, source);
-      next_row = row_of(base, source);
+      const bool more = rows.next();
+      const int source = rows.set * kRows + (kRowEach ? group : 0);
+      const int start = __shfl_sync(kFullMask, rows.start, source);
+      const int length = __shfl_sync(kFullMask, rows.length, source);
+      next_row = rows.row(source);
       int longest = length;
       if constexpr (kRowEach) longest = __reduce_max_sync(kFullMask, length);
-      if (row_of(base, set * kRows) >= row_end) {
+      if (!more) {
         rounds = -1;
         return;
       }
@@ -105,7 +94,7 @@ __global__ void __launch_bounds__(1024, 1)
       last = done >= longest;
       if (last) {
         done = 0;
-        ++set;
+        ++rows.set;
       }
     };
 
@@ -167,7 +156,7 @@ __global__ void __launch_bounds__(1024, 1)
         }
         if (at[h] >= 0) {
           const float total = before + dot[0];
-          if (closing) {
+          if (finished) {
             out[at[h]] = narrow<T>(total);
           } else {
             sums[at[h]] = total;
@@ -176,6 +165,18 @@ __global__ void __launch_bounds__(1024, 1)
       }
     }
   }
+}
+
+// out[e] = sum over the chunks, in their order, of sums[chunk][e]. A thread owns an entry.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    add_chunks(Size nnz, Size chunks, T* __restrict__ out, const float* __restrict__ sums) {
+  const Size e = static_cast<Size>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (e >= nnz) return;
+  float total = 0.f;
+#pragma unroll 8
+  for (int c = 0; c < static_cast<int>(chunks); ++c) total += sums[c * nnz + e];
+  out[e] = narrow<T>(total);
 }
 
 }  // namespace snack

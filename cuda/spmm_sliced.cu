@@ -66,45 +66,23 @@ __global__ void __launch_bounds__(1024, 1)
 
   float* hand = xs + (slice_width + 1) * kBatch + warp * L::kHand;
 
-  // The rows of this warp, 32 at a time: lane l knows where the slice of row `row_of(base, l)` is.
-  auto row_of = [&](int base, int l) {
-    return row_first + (warp + (base + l / kRows) * warps) * kRows + l % kRows;
-  };
-  int segment = 0, segment_length = 0;
-  auto find_segments = [&](int base) {
-    const int row = row_of(base, lane_id());
-    segment = segment_length = 0;
-    if (row < row_end) {
-      const int start = row_offsets[row], end = row_offsets[row + 1];
-      segment = first_column > 0 ? first_entry(columns, start, end, first_column, k) : start;
-      const int stop = first_column + width < k
-                           ? first_entry(columns, start, end, first_column + width, k)
-                           : end;
-      segment_length = stop - segment;
-    }
-  };
+  RowSlices<kRows> rows{row_first, row_end, first_column, width, k, row_offsets, columns};
 
   // What is in flight: two entries a lane, and what the warp must know of the turn.
-  constexpr int kSets = kWarpSize / kRows;
-  int set = kSets, base = -kSets;  // the next set of kRows rows, counted from set `base`
-  int done = 0;                    // entries of it that are taken
+  int done = 0;  // entries of the next set that are taken
   float value[2];
   int offset[2];
   int next_row, steps;  // row of this group; pairs of entries a group, -1 after the last
   bool last;
   auto fetch = [&]() {
-    if (set == kSets) {
-      base += kSets;
-      set = 0;
-      find_segments(base);
-    }
-    const int source = set * kRows + (kRowEach ? group : 0);
-    const int start = __shfl_sync(kFullMask, segment, source);
-    const int length = __shfl_sync(kFullMask, segment_length, source);
-    next_row = row_of(base, source);
+    const bool more = rows.next();
+    const int source = rows.set * kRows + (kRowEach ? group : 0);
+    const int start = __shfl_sync(kFullMask, rows.start, source);
+    const int length = __shfl_sync(kFullMask, rows.length, source);
+    next_row = rows.row(source);
     int longest = length;
     if constexpr (kRowEach) longest = __reduce_max_sync(kFullMask, length);
-    if (row_of(base, set * kRows) >= row_end) {
+    if (!more) {
       steps = -1;
       return;
     }
@@ -126,7 +104,7 @@ __global__ void __launch_bounds__(1024, 1)
     last = done >= longest;
     if (last) {
       done = 0;
-      ++set;
+      ++rows.set;
     }
   };
 

@@ -121,4 +121,50 @@ __device__ __forceinline__ int first_entry(const unsigned short* __restrict__ co
   return low;
 }
 
+// The rows of W that a warp of a block takes, kRows at once (a set), and where the slice of each
+// is: lane l knows that of the row l % kRows of set `base` + l / kRows.
+template <int kRows>
+struct RowSlices {
+  static constexpr int kSets = kWarpSize / kRows;  // whose slices are known at a time
+
+  int row_first, row_end;      // of the block
+  int first_column, width, k;  // of the slice
+  const int* row_offsets;
+  const unsigned short* columns;
+  int base = -kSets, set = kSets;  // the next set is base + set
+  int found = -1, start = 0, length = 0;
+
+  __device__ __forceinline__ int row(int lane) const {
+    const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
+    return row_first + (warp + (base + lane / kRows) * warps) * kRows + lane % kRows;
+  }
+  // Whether there is a next set; its slices are known then.
+  __device__ __forceinline__ bool next() {
+    if (set == kSets) {
+      base += kSets;
+      set = 0;
+      if (found != base) find();
+    }
+    return row(set * kRows) < row_end;
+  }
+  // From the first set again. What is known of the first sets is kept where there are no others.
+  __device__ __forceinline__ void rewind() {
+    base = -kSets;
+    set = kSets;
+  }
+  __device__ __forceinline__ void find() {
+    const int mine = row(lane_id());
+    found = base;
+    start = length = 0;
+    if (mine < row_end) {
+      const int begin = row_offsets[mine], end = row_offsets[mine + 1];
+      start = first_column > 0 ? first_entry(columns, begin, end, first_column, k) : begin;
+      const int stop = first_column + width < k
+                           ? first_entry(columns, begin, end, first_column + width, k)
+                           : end;
+      length = stop - start;
+    }
+  }
+};
+
 }  // namespace snack

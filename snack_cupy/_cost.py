@@ -17,6 +17,7 @@ from typing import NamedTuple
 STAGING = 5.0e6  # bytes a microsecond that reach the shared memories of all multiprocessors
 CYCLES = 1900.0  # of a multiprocessor in a microsecond
 SEARCH = 2.0  # microseconds until a block knows which entries of its rows are in its slice
+STORES = 78e3  # words of Y a microsecond, each to a sector of its own
 REDUCTION = 3.6e6  # bytes a microsecond of partial sums read
 WORKSPACE = 64 << 20  # bytes of partial sums at once: more do not stay in the second-level cache
 MAX_SLICES = 16
@@ -78,19 +79,26 @@ def spmm_candidate(
     chunk = n if slices == 1 else min(n, max(batch, most))
     tiles = -(-chunk // batch)
     segment = nnz / max(1, m * slices)
-    row_each = segment < 12
+    # Rows side by side share a turn of loads and the sectors of Y that they are stored to; long
+    # rows are shared out more evenly one by one.
+    row_each = segment < (128 if slices == 1 else 32)
     unit = 32 // (4 if batch < 32 else 8) if row_each else 1
     row_blocks, rows = _row_blocks(m, unit, slices * tiles, multiprocessors)
     blocks = row_blocks * slices * tiles
     # A row's entries come in steps of all groups of lanes, then its sums meet; alone in its group
     # it waits for the longest of its neighbours.
-    entries = segment + (math.sqrt(segment) + 3 if row_each else 12 if batch < 32 else 7)
+    if row_each:
+        entries = segment + (1.4 if batch < 32 else 1.0) * math.sqrt(segment) + 3
+    else:
+        entries = segment + (12 if batch < 32 else 10)
     busiest = max(rows, 24) * entries * _SLICED_CYCLES[batch] / CYCLES
     staged = (width + 1) * batch * 4
     waves = -(-blocks // multiprocessors)
     time = 3.3 + waves * (min(blocks, multiprocessors) * staged / STAGING + busiest)
     if slices > 1:
         time += SEARCH + 1.4 + 4 * slices * m * tiles * batch / REDUCTION
+    else:
+        time += m * chunk / (STORES * (unit if row_each else 1))
     shared = staged + spmm_hand_bytes()
     launches = -(-n // chunk)
     return Slicing(batch, slices, width, row_blocks, rows, chunk, row_each, shared, launches * time)
@@ -101,22 +109,39 @@ def sddmm_slicing(
 ) -> Slicing | None:
     """The `Slicing` of ``sddmm_csr_sliced`` expected to be fastest, None where X does not fit."""
     batch = next(batch for batch in (4, 8, 16, 32, 64) if batch >= min(n, 64))
-    hand = sddmm_hand_bytes(batch)
     tiles = -(-n // batch)
-    best = None
-    for count in _slice_counts(k, batch, shared_bytes - hand):
-        slices, width = _widths(k, count)
-        row_blocks, rows = _row_blocks(m, 4 if batch >= 32 else 1, slices, multiprocessors)
-        staged = (width + 1) * batch * 4
-        entries = nnz / max(1, m * slices) + (6 if batch >= 32 else 18)
-        busiest = max(rows, 24) * entries * _SDDMM_CYCLES[batch] / CYCLES
-        time = 3.5 + tiles * (0.5 + row_blocks * slices * staged / STAGING + busiest)
-        if slices > 1:
-            time += SEARCH
-        if best is None or time < best.microseconds:
-            each = batch >= 32
-            best = Slicing(batch, slices, width, row_blocks, rows, n, each, staged + hand, time)
-    return best
+    most = max(1, WORKSPACE // (4 * max(nnz, 1)))
+    available = shared_bytes - sddmm_hand_bytes(batch)
+    made = (
+        _sddmm_candidate(m, k, nnz, n, batch, slices, chunks, multiprocessors)
+        for slices in _slice_counts(k, batch, available)
+        for chunks in {1, *(-(-tiles // each) for each in range(1, 9))}
+        if chunks == 1 or (chunks <= most and chunks * slices <= multiprocessors)
+    )
+    return min(made, key=lambda slicing: slicing.microseconds, default=None)
+
+
+def _sddmm_candidate(
+    m: int, k: int, nnz: int, n: int, batch: int, slices: int, chunks: int, multiprocessors: int
+) -> Slicing:
+    """The `Slicing` with tiles of ``batch`` rows, about so many slices and chunks of the batch."""
+    slices, width = _widths(k, slices)
+    each = math.ceil(n / (batch * chunks))  # tiles of a chunk
+    chunk = min(n, each * batch)
+    chunks = -(-n // chunk)
+    row_each = batch >= 32
+    row_blocks, rows = _row_blocks(m, 4 if row_each else 1, slices * chunks, multiprocessors)
+    staged = (width + 1) * batch * 4
+    entries = nnz / max(1, m * slices) + (10 if row_each else 18)
+    busiest = max(rows, 24) * entries * _SDDMM_CYCLES[batch] / CYCLES
+    blocks = row_blocks * slices * chunks
+    time = 2.0 + each * (1.0 + min(blocks, multiprocessors) * staged / STAGING + busiest)
+    if slices > 1:
+        time += SEARCH
+    if chunks > 1:
+        time += 1.4 + 4 * nnz * chunks / REDUCTION
+    shared = staged + sddmm_hand_bytes(batch)
+    return Slicing(batch, slices, width, row_blocks, rows, chunk, row_each, shared, time)
 
 
 def sddmm_hand_bytes(batch: int) -> int:

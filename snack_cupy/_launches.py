@@ -116,15 +116,37 @@ class _Chunk:
 
 
 def _sddmm_sliced(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
-    """One launch; sums of the half types wait in a workspace if there are several tiles."""
+    """One launch, and the sum over the chunks of the batch if there are several.
+
+    Sums of chunks, and of the tiles before the last in the half types, wait in the workspace.
+    """
     slicing = _slicing_of(choice)
     function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)
-    sizes = (problem.m, problem.k, problem.n, slicing.row_blocks, slicing.rows, slicing.width)
-    apart = problem.dtype != "float32" and problem.n > slicing.batch
+    chunks = -(-problem.n // slicing.chunk)
+    sizes = (
+        problem.m,
+        problem.k,
+        problem.n,
+        problem.nnz,
+        slicing.row_blocks,
+        slicing.rows,
+        slicing.slices,
+        slicing.width,
+        slicing.chunk,
+    )
+    apart = chunks > 1 or (problem.dtype != "float32" and problem.n > slicing.batch)
     select = itemgetter(0, 1, 2, 3, 4, 5) if apart else itemgetter(0, 1, 2, 3, 4, 4)
-    grid = (slicing.row_blocks * slicing.slices,)
+    grid = (slicing.row_blocks * slicing.slices * chunks,)
     step = Step(function, grid, (32 * WARPS,), sizes, select, slicing.shared_bytes)
-    return Plan((step,), (choice,), 4 * problem.nnz if apart else 0)
+    workspace = 4 * problem.nnz * chunks if apart else 0
+    if chunks == 1:
+        return Plan((step,), (choice,), workspace)
+    told = f"sums over {chunks} chunks of the batch"
+    addition = Choice(kernels.ADD_CHUNKS, {"T": problem.dtype}, told)
+    add = addition.kernel.get(device, **addition.values)
+    grid = (-(-problem.nnz // BLOCK),)
+    last = Step(add, grid, (BLOCK,), (problem.nnz, chunks), itemgetter(4, 5))
+    return Plan((step, last), (choice, addition), workspace)
 
 
 def _snack_coo(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:

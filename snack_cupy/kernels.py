@@ -101,6 +101,7 @@ SDDMM_SLICED = Kernel(
     "sddmm_csr_sliced",
     (("T", SUMMED_IN_FLOAT), ("kBatch", (4, 8, 16, 32, 64))),
 )
+ADD_CHUNKS = Kernel("sddmm_sliced.cu", "add_chunks", (("T", SUMMED_IN_FLOAT),))
 SDDMM_BATCH_MAJOR = Kernel("sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES)))
 SDDMM_FEATURE_MAJOR = Kernel("sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES)))
 FILL_ROWS = Kernel("snack_coo.cu", "fill_rows", (("T", ("float32", "float64")),))
@@ -118,6 +119,7 @@ KERNELS = (
     SPMM_SLICED,
     REDUCE_SLICES,
     SDDMM_SLICED,
+    ADD_CHUNKS,
     SDDMM_BATCH_MAJOR,
     SDDMM_FEATURE_MAJOR,
     FILL_ROWS,

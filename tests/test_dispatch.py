@@ -24,6 +24,7 @@ ARGUMENTS = {
     "spmm_csr_sliced": "row_offsets columns permutation values x bias y partial",
     "reduce_slices": "bias y partial",
     "sddmm_csr_sliced": "row_offsets columns left right out sums",
+    "add_chunks": "out sums",
     "sddmm_csr_batch_major": "row_offsets columns left right out",
     "sddmm_csr_feature_major": "row_offsets columns left right out",
     "fill_rows": "bias y",
@@ -430,12 +431,25 @@ def test_sliced_plan_covers_the_batch_and_adds_its_slices(op, fake_gpu):
         assert done == n
 
 
-def test_sddmm_sums_of_half_types_wait_in_a_workspace(fake_gpu):
-    for dtype, n, workspace in (("float32", 300, 0), ("float16", 64, 0), ("float16", 65, 4)):
-        problem = make("sddmm", n=n, dtype=dtype)
-        (launch,) = run(problem, fake_gpu)
-        assert dispatch.plan(problem, 0).workspace == workspace * problem.nnz
-        assert launch.arguments[-2:] == ("out", "workspace" if workspace else "out")
+def test_sddmm_plan_covers_the_batch_and_adds_its_chunks(fake_gpu):
+    seen = set()
+    for dtype, n, size in itertools.product(("float32", "float16"), (3, 64, 65, 512), (700, 4096)):
+        problem = make("sddmm", m=size, k=size, n=n, dtype=dtype)
+        cut = choose(problem).slicing
+        plan = dispatch.plan(problem, 0)
+        product, *sums = run(problem, fake_gpu)
+        chunks = -(-n // cut.chunk)
+        seen.add(chunks > 1)
+        assert cut.chunk == n or cut.chunk % cut.batch == 0
+        assert product.grid == (cut.row_blocks * cut.slices * chunks,)
+        apart = chunks > 1 or (dtype == "float16" and n > cut.batch)
+        assert product.arguments[-2:] == ("out", "workspace" if apart else "out")
+        assert plan.workspace == (4 * problem.nnz * chunks if apart else 0)
+        assert len(sums) == (chunks > 1)
+        for each in sums:
+            assert each.arguments == (problem.nnz, chunks, "out", "workspace")
+            assert each.grid[0] * each.block[0] >= problem.nnz
+    assert seen == {False, True}
 
 
 @pytest.mark.parametrize("nnz", [1, 255, 256, 257, 5000])

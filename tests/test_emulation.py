@@ -163,6 +163,18 @@ def test_emulated_sampled_tiles(rng, dtype):
         check(rng, make_topology(p), "sddmm", n, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("n", [130, 200])
+def test_emulated_chunks_of_the_batch(rng, monkeypatch, n, dtype):
+    topology = make_topology(PROBLEMS[0])
+    m, k = topology.shape
+    for slices, chunks in itertools.product((1, 3), (1, 2, 3)):
+        cut = _cost._sddmm_candidate(m, k, topology.nnz, n, 64, slices, chunks, 2)
+        monkeypatch.setattr(_cost, "sddmm_slicing", lambda *sizes, cut=cut: cut)
+        dispatch._plan.cache_clear()
+        check(rng, topology, "sddmm", n, dtype)
+
+
 def test_emulated_rows_longer_than_a_turn(rng):
     topology = make_topology(Problem("long_row", 5, 3000, 0, 2040, "long_row"))
     for op, n in itertools.product(OPS, (1, 4, 40)):
