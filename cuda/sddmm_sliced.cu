@@ -100,8 +100,9 @@ __global__ void __launch_bounds__(1024, 1)
 
     fetch();
     if (!opening) __syncthreads();  // all warps are done with the tile before
-    stage_slice<T, kBatch>(xs, right + static_cast<Size>(first) * k + first_column, k, width, batch,
-                           k % 4 == 0);
+    const SliceCopy<T, kBatch> copy(xs, right + static_cast<Size>(first) * k + first_column, k,
+                                    width, batch, k % 4 == 0);
+    copy.template run<1>(copy.begin());
     __syncthreads();
 
     const char* lane_xs = reinterpret_cast<const char*>(xs + part * 4);

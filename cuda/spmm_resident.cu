@@ -2,6 +2,9 @@
 //
 //   Y[b, i] = sum_j W[i, j] X[b, j] + bias[i]      X (batch, k), Y (batch, m), both row-major
 //
+// With kPermuted, W is given by the column-major view of another matrix: entry j has its value at
+// values[permutation[j]].
+//
 // A block keeps kBatch rows of X in shared memory, transposed to [k][kBatch], and its warps walk
 // the rows of W. One warp = one row: its lanes form groups of kSplit lanes, a group takes 4
 // neighbouring entries at a time and a lane kPer of the kBatch batch rows, so one load of up to 16
@@ -14,19 +17,19 @@
 // neighbouring row that come along count as 0 times the zero row, so that nothing of another row
 // (an infinity, say) takes part.
 //
-// Deterministic: one fixed order for every sum. Values and columns must start on 16-byte
-// boundaries. Sizes first, then index arrays, values, dense operand, output.
-#include "common.cuh"
+// Deterministic: one fixed order for every sum. Values, columns and permutation must start on
+// 16-byte boundaries. Sizes first, then index arrays, values, dense operand, output.
+#include "x_slice.cuh"
 
 namespace snack {
 
 // How the lanes of a warp share the work of kBatch batch rows.
 template <int kBatch>
 struct Lanes {
-  static constexpr int kPer = kBatch < 4 ? kBatch : 4;  // batch rows a lane
-  static constexpr int kSplit = kBatch / kPer;          // lanes an entry
-  static constexpr int kGroups = kWarpSize / kSplit;    // groups of a warp
-  static constexpr int kStep = kGroups * 4;             // entries a warp takes at a time
+  static constexpr int kPer = 4;                      // batch rows a lane
+  static constexpr int kSplit = kBatch / kPer;        // lanes an entry
+  static constexpr int kGroups = kWarpSize / kSplit;  // groups of a warp
+  static constexpr int kStep = kGroups * 4;           // entries a warp takes at a time
 };
 
 // Four neighbouring entries in flight, and what their consumer must know. Columns are 16-bit: X
@@ -44,12 +47,19 @@ struct Slot {
   }
 };
 
-template <typename T>
+template <bool kPermuted, typename T>
 __device__ __forceinline__ void load_entries(Slot<T>& slot, int first, int nnz,
                                              const unsigned short* __restrict__ columns,
+                                             const int* __restrict__ permutation,
                                              const T* __restrict__ values) {
   if (first + 4 <= nnz) {
-    slot.values = *reinterpret_cast<const Pack<T, 4>*>(values + first);
+    if constexpr (kPermuted) {
+      const auto from = *reinterpret_cast<const Pack<int, 4>*>(permutation + first);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) slot.values.at[e] = values[from.at[e]];
+    } else {
+      slot.values = *reinterpret_cast<const Pack<T, 4>*>(values + first);
+    }
     slot.columns = *reinterpret_cast<const Pack<unsigned, 2>*>(columns + first);
     return;
   }
@@ -58,26 +68,11 @@ __device__ __forceinline__ void load_entries(Slot<T>& slot, int first, int nnz,
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
     const int j = min(first + e, nnz - 1);
-    slot.values.at[e] = values[j];
+    slot.values.at[e] = values[kPermuted ? permutation[j] : j];
     column[e] = columns[j];
   }
   slot.columns.at[0] = column[0] | column[1] << 16;
   slot.columns.at[1] = column[2] | column[3] << 16;
-}
-
-// xs[column][b] = X[b, column]; rows past the batch, and the row after the last column, are zero. A
-// thread owns a column, so loads are coalesced for every batch row.
-template <typename T, int kBatch>
-__device__ __forceinline__ void stage_transposed(float* xs, const T* __restrict__ x, int k,
-                                                 int batch) {
-  for (int c = threadIdx.x; c <= k; c += blockDim.x) {
-    Pack<float, kBatch> column;
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      column.at[b] = b < batch && c < k ? widen(x[static_cast<Size>(b) * k + c]) : 0.f;
-    }
-    *reinterpret_cast<Pack<float, kBatch>*>(xs + c * kBatch) = column;
-  }
 }
 
 // Sum over the groups of a warp. While a lane holds several sums, the pair exchanges halves and
@@ -125,29 +120,33 @@ __device__ __forceinline__ int first_sum() {
   return b;
 }
 
-template <typename T, int kBatch>
+template <typename T, bool kPermuted, int kBatch>
 __global__ void __launch_bounds__(1024, 1)
     spmm_csr_resident(Size m_, Size k_, Size batch_, Size nnz_, Size blocks_,
                       const int* __restrict__ row_offsets,
-                      const unsigned short* __restrict__ columns, const T* __restrict__ values,
+                      const unsigned short* __restrict__ columns,
+                      const int* __restrict__ permutation, const T* __restrict__ values,
                       const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y) {
   using L = Lanes<kBatch>;
-  constexpr int kDepth = kBatch < 4 ? 4 : 3;  // steps in flight: what 64 registers hold
+  constexpr int kDepth = 2;  // steps in flight: what 64 registers hold
   extern __shared__ __align__(16) float xs[];
 
   const int m = m_, k = k_, nnz = nnz_, blocks = blocks_;
   const int tile = blockIdx.x / blocks, block = blockIdx.x - tile * blocks;
   const int first = tile * kBatch;
   const int batch = min(static_cast<int>(batch_) - first, kBatch);
-  const int warps = blocks * (blockDim.x / kWarpSize);
+  const int warps = blockDim.x / kWarpSize;
   const int group = lane_id() / L::kSplit, part = lane_id() % L::kSplit;
-  int row = block + threadIdx.x / kWarpSize * blocks;
+  // Neighbouring rows: where values are gathered they share what the cache brings.
+  const int rows_per_block = (m + blocks - 1) / blocks;
+  const int row_end = min(m, (block + 1) * rows_per_block);
+  int row = block * rows_per_block + threadIdx.x / kWarpSize;
 
   struct Span {
     int start, length;
   };
   auto span_of = [&](int r) -> Span {
-    if (r >= m) return {0, 0};
+    if (r >= row_end) return {0, 0};
     const int start = row_offsets[r];
     return {start, row_offsets[r + 1] - start};
   };
@@ -159,7 +158,8 @@ __global__ void __launch_bounds__(1024, 1)
     slot.before = step * L::kStep - skip;
     slot.length = fetched.length;
     if (slot.before + group * 4 < slot.length) {
-      load_entries(slot, fetched.start + slot.before + group * 4, nnz, columns, values);
+      load_entries<kPermuted>(slot, fetched.start + slot.before + group * 4, nnz, columns,
+                              permutation, values);
     }
     ++step;
     slot.last = step * L::kStep >= skip + fetched.length;
@@ -170,17 +170,25 @@ __global__ void __launch_bounds__(1024, 1)
       upcoming = span_of(fetch_row + warps);
     }
   };
+  // With few batch rows the first part of X is on its way while the row offsets are; with more,
+  // the entries are asked for first.
+  constexpr bool kEarly = kBatch == 4;
+  const SliceCopy<T, kBatch> copy(xs, x + static_cast<Size>(first) * k, k, k, batch, k % 4 == 0);
+  typename SliceCopy<T, kBatch>::Tile tile_of_x;
+  int column = copy.begin();
+  if (kEarly && column < k) copy.load(column, tile_of_x);
   Slot<T> slots[kDepth];
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) fetch(slots[i]);
-  float shift = bias != nullptr && row < m ? widen(bias[row]) : 0.f;
+  float shift = bias != nullptr && row < row_end ? widen(bias[row]) : 0.f;
 
-  stage_transposed<T, kBatch>(xs, x + static_cast<Size>(first) * k, k, batch);
+  if (kEarly && column < k) copy.store(column, tile_of_x);
+  copy.template run<1>(kEarly ? column + copy.step() : column);
   __syncthreads();
 
   const float* xs_part = xs + part * L::kPer;
   float sum[L::kPer] = {};
-  while (row < m) {
+  while (row < row_end) {
 #pragma unroll
     for (int i = 0; i < kDepth; ++i) {
       Slot<T>& slot = slots[i];
@@ -196,7 +204,7 @@ __global__ void __launch_bounds__(1024, 1)
           for (int v = 0; v < L::kPer; ++v) sum[v] += value * rows.at[v];
         }
       }
-      if (slot.last && row < m) {
+      if (slot.last && row < row_end) {
         sum_groups<L::kPer, L::kSplit>(sum);
         const int b = first_sum<kBatch>();
         if (b >= 0 && b < batch)
@@ -204,7 +212,7 @@ __global__ void __launch_bounds__(1024, 1)
 #pragma unroll
         for (int v = 0; v < L::kPer; ++v) sum[v] = 0.f;
         row += warps;
-        if (bias != nullptr && row < m) shift = widen(bias[row]);
+        if (bias != nullptr && row < row_end) shift = widen(bias[row]);
       }
       fetch(slot);
     }

@@ -110,7 +110,9 @@ __global__ void __launch_bounds__(1024, 1)
 
   fetch();
   const Size first_row = static_cast<Size>(tile) * kBatch;
-  stage_slice<T, kBatch>(xs, x + first_row * k + first_column, k, width, batch, k % 4 == 0);
+  const SliceCopy<T, kBatch> copy(xs, x + first_row * k + first_column, k, width, batch,
+                                  k % 4 == 0);
+  copy.template run<2>(copy.begin());
   __syncthreads();
 
   const Size padded = (batch_ + kBatch - 1) / kBatch * kBatch;

@@ -37,15 +37,17 @@ __device__ __forceinline__ void stage_vector(float* __restrict__ xs, const T* __
 }
 
 template <typename T, bool kPermuted>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(1024, 1)
     spmm_csr_vector(Size m_, Size k_, const int* __restrict__ row_offsets,
                     const unsigned short* __restrict__ columns, const int* __restrict__ permutation,
                     const T* __restrict__ values, const T* __restrict__ x,
                     const T* __restrict__ bias, T* __restrict__ y) {
   extern __shared__ __align__(16) float xs[];
   const int m = m_, k = k_;
-  const int warps = gridDim.x * (blockDim.x / kWarpSize);
-  int row = blockIdx.x + threadIdx.x / kWarpSize * gridDim.x;
+  const int warp = threadIdx.x / kWarpSize, block_warps = blockDim.x / kWarpSize;
+  const int warps = gridDim.x * block_warps;
+  // Values of neighbouring columns of the other matrix are neighbours: a block takes these.
+  int row = kPermuted ? blockIdx.x * block_warps + warp : blockIdx.x + warp * gridDim.x;
   bool staged = false;
   do {
     int first = 0, end = 0;

@@ -21,38 +21,60 @@ __device__ __forceinline__ int opaque(int x) {
 // zero. Rows of X must keep the alignment of 4 elements if `vector`, and width be a multiple of 4
 // then.
 template <typename T, int kBatch>
-__device__ __forceinline__ void stage_slice(float* __restrict__ xs, const T* __restrict__ x, int k,
-                                            int width, int batch, bool vector) {
-  constexpr int kQuads = kBatch / 4;              // groups of 4 batch rows
-  constexpr int kNear = kQuads < 8 ? kQuads : 8;  // of them in neighbouring lanes
-  constexpr int kFar = kQuads / kNear;
-  constexpr int kSpread = 8 / kNear;  // quads of columns in one store phase
-  constexpr int kAcross = kWarpSize / kNear;
-  const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
-  const int b = (lane_id() % kNear + warp % kFar * kNear) * 4;
-  // The column, of 4, that a lane stores first: 4 columns are kQuads * 64 bytes, banks repeat after
-  // 128. With one quad two lanes' columns differ in banks as they are.
-  const int turn = kNear == 1 ? lane_id() / 2 % 4 : lane_id() / kNear % kSpread;
-  const T* source[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) source[i] = x + static_cast<Size>(min(b + i, batch - 1)) * k;
+struct SliceCopy {
+  static constexpr int kQuads = kBatch / 4;              // groups of 4 batch rows
+  static constexpr int kNear = kQuads < 8 ? kQuads : 8;  // of them in neighbouring lanes
+  static constexpr int kFar = kQuads / kNear;
+  static constexpr int kSpread = 8 / kNear;  // quads of columns in one store phase
+  static constexpr int kAcross = kWarpSize / kNear;
+  using Tile = Pack<T, 4>[4];
 
-  auto store = [&](int c, Pack<T, 4>(&in)[4]) {
+  float* xs;
+  const T* source[4];  // the thread's batch rows
+  int width, rows;     // rows: how many of them exist
+  bool vector;
+
+  __device__ __forceinline__ SliceCopy(float* xs, const T* x, int k, int width, int batch,
+                                       bool vector)
+      : xs(xs), width(width), rows(batch - first_row()), vector(vector) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      source[i] = x + static_cast<Size>(min(first_row() + i, batch - 1)) * k;
+    }
+  }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpSize; }
+  static __device__ __forceinline__ int first_row() {
+    return (lane_id() % kNear + warp() % kFar * kNear) * 4;
+  }
+  // First column of the thread, and the distance to its next one.
+  static __device__ __forceinline__ int begin() {
+    return (warp() / kFar * kAcross + lane_id() / kNear) * 4;
+  }
+  static __device__ __forceinline__ int step() {
+    return blockDim.x / kWarpSize / kFar * kAcross * 4;
+  }
+  __device__ __forceinline__ void load(int c, Tile& in) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (vector) {
+        in[i] = *reinterpret_cast<const Pack<T, 4>*>(source[i] + c);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) in[i].at[j] = source[i][min(c + j, width - 1)];
+      }
+    }
+  }
+  __device__ __forceinline__ void store(int c, const Tile& in) const {
+    // The column, of 4, that a lane stores first: 4 columns are kQuads * 64 bytes, banks repeat
+    // after 128. With one quad two lanes' columns differ in banks as they are.
+    const int turn = kNear == 1 ? lane_id() / 2 % 4 : lane_id() / kNear % kSpread;
     Pack<float, 4> out[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[j].at[i] = b + i < batch ? widen(in[i].at[j]) : 0.f;
+      for (int i = 0; i < 4; ++i) out[j].at[i] = i < rows ? widen(in[i].at[j]) : 0.f;
     }
     // Lanes of other columns in the same phase begin with another column: other banks.
-    auto swap = [](Pack<float, 4>& p, Pack<float, 4>& q, bool really) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float keep = p.at[i];
-        p.at[i] = really ? q.at[i] : keep;
-        q.at[i] = really ? keep : q.at[i];
-      }
-    };
     if constexpr (kSpread >= 2) {
       swap(out[0], out[1], turn & 1);
       swap(out[2], out[3], turn & 1);
@@ -64,34 +86,40 @@ __device__ __forceinline__ void stage_slice(float* __restrict__ xs, const T* __r
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int column = c + (j ^ turn);
-      if (column < width) *reinterpret_cast<Pack<float, 4>*>(xs + column * kBatch + b) = out[j];
-    }
-  };
-
-  const int first = (warp / kFar * kAcross + lane_id() / kNear) * 4;
-  const int step = warps / kFar * kAcross * 4;
-  if (vector) {
-#pragma unroll 2
-    for (int c = first; c < width; c += step) {
-      Pack<T, 4> in[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) in[i] = *reinterpret_cast<const Pack<T, 4>*>(source[i] + c);
-      store(c, in);
-    }
-  } else {
-#pragma unroll 1
-    for (int c = first; c < width; c += step) {
-      Pack<T, 4> in[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) in[i].at[j] = source[i][min(c + j, width - 1)];
+      if (column < width) {
+        *reinterpret_cast<Pack<float, 4>*>(xs + column * kBatch + first_row()) = out[j];
       }
-      store(c, in);
     }
   }
-  if (threadIdx.x < kBatch) xs[width * kBatch + threadIdx.x] = 0.f;
-}
+  static __device__ __forceinline__ void swap(Pack<float, 4>& p, Pack<float, 4>& q, bool really) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float keep = p.at[i];
+      p.at[i] = really ? q.at[i] : keep;
+      q.at[i] = really ? keep : q.at[i];
+    }
+  }
+  // The thread's columns from `c` on, kAtOnce of its parts in flight, and the zero row.
+  template <int kAtOnce>
+  __device__ __forceinline__ void run(int c) const {
+    if (vector) {
+#pragma unroll kAtOnce
+      for (; c < width; c += step()) {
+        Tile in;
+        load(c, in);
+        store(c, in);
+      }
+    } else {
+#pragma unroll 1
+      for (; c < width; c += step()) {
+        Tile in;
+        load(c, in);
+        store(c, in);
+      }
+    }
+    if (threadIdx.x < kBatch) xs[width * kBatch + threadIdx.x] = 0.f;
+  }
+};
 
 // First entry of a row, in [start, end), whose column is at least `column`. Columns rise along a
 // row; where they are spread evenly over the k columns the search starts near its answer.

@@ -8,6 +8,7 @@ one dictionary look-up.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from snack_cupy import _cost, _jit, _launches, kernels
@@ -91,16 +92,12 @@ def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | Non
         reason = "one batch row: a warp per row, x in shared memory"
         microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
         return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
-    slicing = _cost.spmm_slicing(m, k, problem.nnz, problem.n, *device)
-    resident = 0 if permuted else _resident_batch(problem, device)
-    if resident:
-        microseconds = _cost.resident_microseconds(
-            m, k, problem.nnz, problem.n, resident, device.multiprocessors
-        )
-        if slicing is None or microseconds <= slicing.microseconds:
-            values["kBatch"] = resident
-            reason = f"X fits shared memory: a block holds {resident} batch rows"
-            return Choice(kernels.SPMM_RESIDENT, values, reason, None, microseconds)
+    slicing = _cost.spmm_slicing(m, k, problem.nnz, problem.n, permuted, *device)
+    microseconds, resident = _resident(problem, m, k, permuted, device)
+    if resident and (slicing is None or microseconds <= slicing.microseconds):
+        values |= {"kPermuted": permuted, "kBatch": resident}
+        reason = f"X fits shared memory: a block holds {resident} batch rows"
+        return Choice(kernels.SPMM_RESIDENT, values, reason, None, microseconds)
     if slicing is None:
         return None
     values |= {"kPermuted": permuted, "kBatch": slicing.batch, "kRowEach": slicing.row_each}
@@ -115,18 +112,20 @@ def _sliced(kernel: Kernel, values: dict[str, Any], slicing: Slicing) -> Choice:
     return Choice(kernel, values, reason, slicing, slicing.microseconds)
 
 
-def _resident_batch(problem: Problem, device: Device) -> int:
-    """Batch rows a block of the resident kernel holds, 0 where not even 2 fit.
-
-    With few rows of W (768 x 3072) tiles of 4 rows on twice the blocks win: on an H200 5.2 against
-    7.0 microseconds at batch 8.
-    """
-    widest = 8 if problem.m > 8 * device.multiprocessors or problem.n > 16 else 4
-    fitting = device.shared_bytes // (4 * (problem.k + 1))
-    batch = widest
-    while batch > fitting or (batch > 2 and batch // 2 >= problem.n):
-        batch //= 2
-    return batch if batch >= 2 else 0
+def _resident(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> tuple[float, int]:
+    """Time of the resident kernel, and the batch rows a block holds; 0 where not even 4 fit."""
+    fitting = device.shared_bytes // (4 * (k + 1))
+    sizes = (m, k, problem.nnz, problem.n, permuted)
+    return min(
+        (
+            (_cost.resident_microseconds(*sizes, batch, device.multiprocessors), batch)
+            for batch in (4, 8)
+            if batch <= fitting
+        ),
+        default=(math.inf, 0),
+    )
 
 
 def plan(problem: Problem, device: int) -> Plan:

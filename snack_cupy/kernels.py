@@ -83,7 +83,7 @@ SPMM_VECTOR = Kernel(
 SPMM_RESIDENT = Kernel(
     "spmm_resident.cu",
     "spmm_csr_resident",
-    (("T", SUMMED_IN_FLOAT), ("kBatch", (2, 4, 8))),
+    (("T", SUMMED_IN_FLOAT), ("kPermuted", (False, True)), ("kBatch", (4, 8))),
 )
 SPMM_SLICED = Kernel(
     "spmm_sliced.cu",

@@ -142,9 +142,9 @@ def test_emulated_unaligned_addresses(rng, op):
 @pytest.mark.parametrize("batch", [16, 32, 64])
 def test_emulated_slices(rng, monkeypatch, batch, row_each):
     def cut_into(slices):
-        def cut(m, k, nnz, n, multiprocessors, shared_bytes):
-            sizes = (m, k, nnz, n, batch, slices, multiprocessors, shared_bytes)
-            return _cost.spmm_candidate(*sizes)._replace(row_each=row_each)
+        def cut(m, k, nnz, n, permuted, multiprocessors, shared_bytes):
+            sizes = (m, k, nnz, n, permuted, batch, slices, row_each, multiprocessors)
+            return _cost.spmm_candidate(*sizes)
 
         return cut
 
@@ -158,9 +158,13 @@ def test_emulated_slices(rng, monkeypatch, batch, row_each):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_emulated_sampled_tiles(rng, dtype):
-    for p, n in itertools.product(PROBLEMS, TILES.values()):
-        check(rng, make_topology(p), "sddmm", n, dtype)
+def test_emulated_sampled_tiles(rng, monkeypatch, dtype):
+    for p, (batch, n) in itertools.product(PROBLEMS, TILES.items()):
+        topology = make_topology(p)
+        cut = _cost.sddmm_candidate(*topology.shape, topology.nnz, n, batch, 1, 1, 2)
+        monkeypatch.setattr(_cost, "sddmm_slicing", lambda *sizes, cut=cut: cut)
+        dispatch._plan.cache_clear()
+        check(rng, topology, "sddmm", n, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -169,7 +173,7 @@ def test_emulated_chunks_of_the_batch(rng, monkeypatch, n, dtype):
     topology = make_topology(PROBLEMS[0])
     m, k = topology.shape
     for slices, chunks in itertools.product((1, 3), (1, 2, 3)):
-        cut = _cost._sddmm_candidate(m, k, topology.nnz, n, 64, slices, chunks, 2)
+        cut = _cost.sddmm_candidate(m, k, topology.nnz, n, 64, slices, chunks, 2)
         monkeypatch.setattr(_cost, "sddmm_slicing", lambda *sizes, cut=cut: cut)
         dispatch._plan.cache_clear()
         check(rng, topology, "sddmm", n, dtype)

@@ -48,13 +48,23 @@ def instances(dtype):
 def force_slicing(monkeypatch, batch, slices, row_each):
     """Let `spmm` choose the sliced kernel, cut in this way and with a launch for each tile."""
 
-    def cut(m, k, nnz, n, multiprocessors, shared_bytes):
-        made = _cost.spmm_candidate(m, k, nnz, n, batch, slices, multiprocessors, shared_bytes)
-        return made._replace(row_each=row_each)
+    def cut(m, k, nnz, n, permuted, multiprocessors, shared_bytes):
+        sizes = (m, k, nnz, n, permuted)
+        return _cost.spmm_candidate(*sizes, batch, slices, row_each, multiprocessors)
 
     monkeypatch.setattr(_cost, "WORKSPACE", 1)
     monkeypatch.setattr(_cost, "spmm_slicing", cut)
     monkeypatch.setattr(_cost, "resident_microseconds", lambda *sizes: float("inf"))
+    dispatch._plan.cache_clear()
+
+
+def force_sampling(monkeypatch, batch, slices, chunks):
+    """Let `sddmm` choose the sliced kernel, cut in this way."""
+
+    def cut(m, k, nnz, n, multiprocessors, shared_bytes):
+        return _cost.sddmm_candidate(m, k, nnz, n, batch, slices, chunks, multiprocessors)
+
+    monkeypatch.setattr(_cost, "sddmm_slicing", cut)
     dispatch._plan.cache_clear()
 
 
@@ -126,7 +136,9 @@ def run_every_slicing(rng, monkeypatch, dtype):
         host = make_topology(problem)
         topology = host.to_device("cuda")
         for batch, n in TILES.items():
-            run_sddmm(rng, host, topology, dtype, n, True)
+            for slices, chunks in ((1, 1), (3, 1), (1, 2)):
+                force_sampling(monkeypatch, batch, slices, chunks)
+                run_sddmm(rng, host, topology, dtype, n, True)
             if batch < 16:
                 continue
             for row_each in (False, True):
