@@ -14,27 +14,11 @@
 //
 // Source: Bell and Garland, "Implementing Sparse Matrix-Vector Multiplication on
 // Throughput-Oriented Processors", SC 2009 (a warp a row).
-#include "common.cuh"
+#include "x_slice.cuh"
 
 namespace snack {
 
 constexpr int kAhead = 8;  // entries a lane has in flight
-
-template <typename T>
-__device__ __forceinline__ void stage_vector(float* __restrict__ xs, const T* __restrict__ x,
-                                             int k) {
-  if (k % 4 == 0) {
-    for (int c = threadIdx.x * 4; c < k; c += blockDim.x * 4) {
-      const auto in = *reinterpret_cast<const Pack<T, 4>*>(x + c);
-      Pack<float, 4> out;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out.at[i] = widen(in.at[i]);
-      *reinterpret_cast<Pack<float, 4>*>(xs + c) = out;
-    }
-  } else {
-    for (int c = threadIdx.x; c < k; c += blockDim.x) xs[c] = widen(x[c]);
-  }
-}
 
 template <typename T, bool kPermuted>
 __global__ void __launch_bounds__(1024, 1)

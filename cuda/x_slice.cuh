@@ -1,5 +1,5 @@
-// What the kernels share that hold X (batch, k) in shared memory slice by slice: the transposed
-// copy of a slice, and the search for the entries of a row of W that fall into it.
+// What the kernels share that hold X (batch, k) in shared memory, whole or slice by slice: the
+// transposed copy of a slice, and the search for the entries of a row of W that fall into it.
 #pragma once
 
 #include "common.cuh"
@@ -11,6 +11,23 @@ namespace snack {
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
+}
+
+// xs[column] = x[column]. x must keep the alignment of 4 elements.
+template <typename T>
+__device__ __forceinline__ void stage_vector(float* __restrict__ xs, const T* __restrict__ x,
+                                             int k) {
+  if (k % 4 == 0) {
+    for (int c = threadIdx.x * 4; c < k; c += blockDim.x * 4) {
+      const auto in = *reinterpret_cast<const Pack<T, 4>*>(x + c);
+      Pack<float, 4> out;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out.at[i] = widen(in.at[i]);
+      *reinterpret_cast<Pack<float, 4>*>(xs + c) = out;
+    }
+  } else {
+    for (int c = threadIdx.x; c < k; c += blockDim.x) xs[c] = widen(x[c]);
+  }
 }
 
 // xs[column][kBatch] = X[b, first_column + column], then one zero row: xs[width][..] = 0.

@@ -19,6 +19,7 @@ def of_choice(problem: Problem, choice: Choice, facts: Device, device: int) -> P
     makers: dict[kernels.Kernel, Callable[[Problem, Choice, Device, int], Plan]] = {
         kernels.SNACK_COO: _snack_coo,
         kernels.SPMM_VECTOR: _vector,
+        kernels.SDDMM_VECTOR: _vector,
         kernels.SPMM_RESIDENT: _resident,
         kernels.SPMM_SLICED: _sliced,
         kernels.SDDMM_SLICED: _sddmm_sliced,
@@ -44,7 +45,7 @@ def _vector(problem: Problem, choice: Choice, facts: Device, device: int) -> Pla
     Where values are gathered, large blocks share more of them in their cache.
     """
     m, k = _sides(problem)
-    most = 32 if choice.values["kPermuted"] else 16
+    most = 32 if problem.op == "spmm_transposed" else 16
     warps = most if m > most * facts.multiprocessors else most // 2
     blocks = max(1, min(-(-m // warps), 32 // warps * facts.multiprocessors))
     function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)

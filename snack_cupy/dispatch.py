@@ -60,6 +60,11 @@ def choose_spmm(problem: Problem, device: Device = H200) -> Choice:
 def choose_sddmm(problem: Problem, device: Device = H200) -> Choice:
     """Kernel for ``sddmm``."""
     if _may_stage(problem, problem.index):
+        if problem.n == 1 and 4 * problem.k <= device.shared_bytes:
+            reason = "one batch row: a warp per row, x in shared memory"
+            microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
+            values = {"T": problem.dtype}
+            return Choice(kernels.SDDMM_VECTOR, values, reason, None, microseconds)
         slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
         if slicing is not None:
             values = {"T": problem.dtype, "kBatch": slicing.batch}

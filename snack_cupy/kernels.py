@@ -96,6 +96,7 @@ SPMM_SLICED = Kernel(
     ),
 )
 REDUCE_SLICES = Kernel("spmm_sliced.cu", "reduce_slices", (("T", SUMMED_IN_FLOAT),))
+SDDMM_VECTOR = Kernel("sddmm_vector.cu", "sddmm_csr_vector", (("T", SUMMED_IN_FLOAT),))
 SDDMM_SLICED = Kernel(
     "sddmm_sliced.cu",
     "sddmm_csr_sliced",
@@ -118,6 +119,7 @@ KERNELS = (
     SPMM_RESIDENT,
     SPMM_SLICED,
     REDUCE_SLICES,
+    SDDMM_VECTOR,
     SDDMM_SLICED,
     ADD_CHUNKS,
     SDDMM_BATCH_MAJOR,

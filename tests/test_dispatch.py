@@ -20,6 +20,7 @@ SMALL = Device(multiprocessors=4, shared_bytes=48 * 1024)
 ARGUMENTS = {
     "spmm_csr_batch_major": "row_offsets columns permutation values x bias y",
     "spmm_csr_feature_major": "row_offsets columns permutation values dense bias out",
+    "sddmm_csr_vector": "row_offsets columns left right out",
     "spmm_csr_resident": "row_offsets columns permutation values x bias y",
     "spmm_csr_vector": "row_offsets columns permutation values x bias y",
     "spmm_csr_sliced": "row_offsets columns permutation values x bias y partial",
@@ -156,7 +157,13 @@ def test_sddmm_kernel_follows_the_layout():
     assert feature_major.kernel is kernels.SDDMM_FEATURE_MAJOR
 
 
-STAGED = (kernels.SPMM_VECTOR, kernels.SPMM_RESIDENT, kernels.SPMM_SLICED, kernels.SDDMM_SLICED)
+STAGED = (
+    kernels.SPMM_VECTOR,
+    kernels.SPMM_RESIDENT,
+    kernels.SPMM_SLICED,
+    kernels.SDDMM_VECTOR,
+    kernels.SDDMM_SLICED,
+)
 
 
 def choose(problem, device=H200):
@@ -177,7 +184,7 @@ def test_kernels_with_x_in_shared_memory_are_kept_to_where_they_work(op):
         assert each.aligned
         assert (each.row_index if op == "spmm_transposed" else each.index) == "uint16"
         assert each.dtype != "float64"
-    assert len(chosen) == {"spmm": 3, "spmm_transposed": 3, "sddmm": 1}[op]
+    assert len(chosen) == {"spmm": 3, "spmm_transposed": 3, "sddmm": 2}[op]
     assert choose(make(op, kernel="csr")).kernel not in STAGED
 
 
