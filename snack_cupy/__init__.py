@@ -6,6 +6,7 @@ layer is ``import snack_cupy.torch``.
 
 from snack_cupy._explain import explain
 from snack_cupy._jit import CompileError, CudaUnavailableError
+from snack_cupy._product import scratch_limit, set_scratch_limit
 from snack_cupy.coo import COOTensor
 from snack_cupy.ops import sddmm, spmm, spmm_transposed, warmup
 from snack_cupy.topology import Topology
@@ -19,7 +20,9 @@ __all__ = [
     "Topology",
     "__version__",
     "explain",
+    "scratch_limit",
     "sddmm",
+    "set_scratch_limit",
     "spmm",
     "spmm_transposed",
     "warmup",

@@ -243,6 +243,26 @@ def vector_microseconds(nnz: int, item_bytes: int) -> float:
     return 2.5 + nnz * (item_bytes + 2) / 5.5e6
 
 
+def product_microseconds(
+    op: str, m: int, k: int, nnz: int, n: int, dtype: str, tf32: bool
+) -> float:
+    """What the dense library's product is expected to take, the dense form of W included."""
+    item = 4 if dtype == "float32" else 2
+    rate = 0.7e9 if item == 2 else 0.38e9 if tf32 else 0.05e9  # flop a microsecond
+    start = 3.0 if item == 2 or tf32 else 8.5
+    moved = item * (m * k + n * (m + k))
+    product = start + max(2 * m * k * n / rate, moved / 6e6)
+    if op == "sddmm":
+        return product + 2.0 + nnz / 1.9e5
+    gathered = nnz / 2e5 if op == "spmm_transposed" else 0.0
+    return product + 2.0 + max(item * m * k / 3.5e6, gathered)
+
+
+def plain_microseconds(nnz: int, n: int, item_bytes: int) -> float:
+    """What the kernels without shared memory are expected to take at least, X in the L2 cache."""
+    return 3.0 + nnz * n * item_bytes / 4e6
+
+
 def _busiest(
     costs: Costs,
     rows: int,

@@ -61,6 +61,7 @@ def explain(
     *,
     batch_major: bool = True,
     training: bool = True,
+    tf32: bool = False,
 ) -> Explanations:
     """Which kernels run for one size, why, and what is expected of them.
 
@@ -78,6 +79,8 @@ def explain(
     batch_major : bool
     training : bool
         Also the gradients, `spmm_transposed` and `sddmm`.
+    tf32 : bool
+        Whether products of dense float32 matrices may be rounded to TF32.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def explain(
         device = dispatch.device_facts(int(topology.device.partition(":")[2]))
     made = []
     for op in ("spmm", "spmm_transposed", "sddmm") if training else ("spmm",):
-        problem = problem_of(op, topology, batch, dtype, batch_major)
+        problem = problem_of(op, topology, batch, dtype, batch_major, tf32=tf32)
         choose = dispatch.choose_sddmm if op == "sddmm" else dispatch.choose_spmm
         made.append(_explanation(problem, choose(problem, device)))
     return Explanations(made)

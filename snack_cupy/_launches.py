@@ -12,6 +12,7 @@ from snack_cupy._cost import WARPS, Slicing
 from snack_cupy._plan import ITEM_BYTES, Choice, Device, Plan, Problem, Step
 
 BLOCK = 256
+HAND = 4096  # bytes of a row that a warp of `scatter_rows` has in shared memory
 
 
 def of_choice(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
@@ -23,6 +24,8 @@ def of_choice(problem: Problem, choice: Choice, facts: Device, device: int) -> P
         kernels.SPMM_RESIDENT: _resident,
         kernels.SPMM_SLICED: _sliced,
         kernels.SDDMM_SLICED: _sddmm_sliced,
+        kernels.SCATTER_ROWS: _product,
+        kernels.GATHER_ENTRIES: _product,
     }
     return makers.get(choice.kernel, _plain)(problem, choice, facts, device)
 
@@ -148,6 +151,21 @@ def _sddmm_sliced(problem: Problem, choice: Choice, facts: Device, device: int) 
     grid = (-(-problem.nnz // BLOCK),)
     last = Step(add, grid, (BLOCK,), (problem.nnz, chunks), itemgetter(4, 5))
     return Plan((step, last), (choice, addition), workspace)
+
+
+def _product(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
+    """A warp for each row or part of a row of the matrix, whose dense form is the workspace."""
+    m, k = _sides(problem)
+    nbytes = m * k * ITEM_BYTES[problem.dtype]
+    if problem.op == "sddmm":
+        step = _step(choice, m, (m, k), device, itemgetter(0, 1, 5, 4))
+    else:
+        parts = -(-k * ITEM_BYTES[problem.dtype] // HAND)
+        function = choice.kernel.get(device, **choice.values)
+        grid = (-(-m * parts // (BLOCK // 32)),)
+        select = itemgetter(0, 1, 2, 3, 7)
+        step = Step(function, grid, (BLOCK,), (m, k, parts), select, BLOCK // 32 * HAND)
+    return Plan((step,), (choice,), nbytes, product=True)
 
 
 def _snack_coo(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:

@@ -18,6 +18,8 @@ class Problem(NamedTuple):
     ``op`` is "spmm", "spmm_transposed" or "sddmm". ``m, k`` are the sizes of the stored matrix.
     ``index`` and ``row_index`` are the dtypes of its column indices and of the row indices of its
     column-major view. ``aligned``: values, columns and dense operands start on 16-byte boundaries.
+    ``scratch``: bytes that the dense form of the matrix may take for a product of the dense
+    library, 0 to forbid it; ``tf32``: whether that may round float32 operands to TF32.
     """
 
     op: str
@@ -31,6 +33,8 @@ class Problem(NamedTuple):
     batch_major: bool
     aligned: bool = True
     kernel: str | None = None
+    scratch: int = 0
+    tf32: bool = False
 
 
 class Device(NamedTuple):
@@ -47,7 +51,8 @@ class Choice(NamedTuple):
     """A kernel, the template values it is compiled with, and the reason for both.
 
     ``slicing`` says how the kernels that hold X in shared memory slice by slice cut their work,
-    ``microseconds`` what the launch is expected to take on an H200, where that was fitted.
+    ``microseconds`` what it is expected to take on an H200, where that was fitted. ``product``: the
+    kernel goes between the sparse matrix and its dense form, by which the dense library multiplies.
     """
 
     kernel: Kernel
@@ -55,6 +60,7 @@ class Choice(NamedTuple):
     reason: str
     slicing: Slicing | None = None
     microseconds: float | None = None
+    product: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +79,11 @@ class Step:
 class Plan:
     """The launches of one operation; `snack_cupy._jit.launch` runs them.
 
-    ``workspace`` is the number of bytes they need for partial sums.
+    ``workspace`` is the number of bytes they need for partial sums; with ``product`` for the dense
+    form of the matrix, by which the caller multiplies: after the launches, for "sddmm" before them.
     """
 
     steps: tuple[Step, ...]
     choices: tuple[Choice, ...] = field(default=())
     workspace: int = 0
+    product: bool = False

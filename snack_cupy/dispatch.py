@@ -43,9 +43,12 @@ def choose_spmm(problem: Problem, device: Device = H200) -> Choice:
     permuted = problem.op == "spmm_transposed"
     index = problem.row_index if permuted else problem.index
     staged = _choose_staged(problem, index, device)
+    values = {"T": problem.dtype, "I": index, "kPermuted": permuted}
+    product = _choose_product(problem, kernels.SCATTER_ROWS, values, staged)
+    if product is not None:
+        return product
     if staged is not None:
         return staged
-    values = {"T": problem.dtype, "I": index, "kPermuted": permuted}
     if problem.batch_major or problem.n == 1:
         # Rows of X held in registers by a warp: as many as the batch fills, at most 8.
         batch = 1 if problem.n == 1 else 4 if problem.n <= 4 else 8
@@ -59,21 +62,58 @@ def choose_spmm(problem: Problem, device: Device = H200) -> Choice:
 
 def choose_sddmm(problem: Problem, device: Device = H200) -> Choice:
     """Kernel for ``sddmm``."""
-    if _may_stage(problem, problem.index):
-        if problem.n == 1 and 4 * problem.k <= device.shared_bytes:
-            reason = "one batch row: a warp per row, x in shared memory"
-            microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
-            values = {"T": problem.dtype}
-            return Choice(kernels.SDDMM_VECTOR, values, reason, None, microseconds)
-        slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
-        if slicing is not None:
-            values = {"T": problem.dtype, "kBatch": slicing.batch}
-            return _sliced(kernels.SDDMM_SLICED, values, slicing)
+    staged = _choose_staged_sddmm(problem, device)
     values = {"T": problem.dtype, "I": problem.index}
+    product = _choose_product(problem, kernels.GATHER_ENTRIES, values, staged)
+    if product is not None:
+        return product
+    if staged is not None:
+        return staged
     if problem.batch_major or problem.n == 1:
         reason = "batch-major: a lane per entry"
         return Choice(kernels.SDDMM_BATCH_MAJOR, values, reason)
     return Choice(kernels.SDDMM_FEATURE_MAJOR, values, "feature-major: a warp per entry")
+
+
+def _choose_product(
+    problem: Problem, kernel: Kernel, values: dict[str, Any], sparse: Choice | None
+) -> Choice | None:
+    """The dense library's product, where it is allowed and expected to be faster than ``sparse``.
+
+    Its time is fitted to what dense layers take on an H200; W goes to its dense form and back at
+    each call.
+    """
+    sizes = (problem.m, problem.k, problem.nnz, problem.n)
+    nbytes = ITEM_BYTES[problem.dtype] * problem.m * problem.k
+    if problem.kernel is not None or problem.dtype == "float64" or nbytes > problem.scratch:
+        return None
+    microseconds = _cost.product_microseconds(problem.op, *sizes, problem.dtype, problem.tf32)
+    other = sparse.microseconds if sparse is not None else None
+    if other is None:
+        item = ITEM_BYTES[problem.dtype]
+        other = _cost.plain_microseconds(problem.nnz, problem.n, item)
+    if other <= microseconds:
+        return None
+    precision = "TF32" if problem.tf32 and problem.dtype == "float32" else problem.dtype
+    reason = (
+        f"a dense product in {precision} is faster here: W takes {nbytes:,} bytes of scratch memory"
+    )
+    return Choice(kernel, values, reason, None, microseconds, product=True)
+
+
+def _choose_staged_sddmm(problem: Problem, device: Device) -> Choice | None:
+    """The kernel for ``sddmm`` that holds X in shared memory, if one applies."""
+    if not _may_stage(problem, problem.index):
+        return None
+    if problem.n == 1 and 4 * problem.k <= device.shared_bytes:
+        reason = "one batch row: a warp per row, x in shared memory"
+        microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
+        return Choice(kernels.SDDMM_VECTOR, {"T": problem.dtype}, reason, None, microseconds)
+    slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
+    if slicing is None:
+        return None
+    values = {"T": problem.dtype, "kBatch": slicing.batch}
+    return _sliced(kernels.SDDMM_SLICED, values, slicing)
 
 
 def _may_stage(problem: Problem, index: str) -> bool:
@@ -144,7 +184,7 @@ def plan(problem: Problem, device: int) -> Plan:
     - ``spmm`` by "snack_coo": rows, columns, 0, values, dense, bias, out
 
     and last the workspace, where ``plan.workspace`` is not 0: as many bytes on a 16-byte boundary,
-    which the launches write before they read.
+    which the launches write before they read (the product of "sddmm" does with ``plan.product``).
     """
     return _plan(problem, device)
 

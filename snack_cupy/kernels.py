@@ -105,6 +105,12 @@ SDDMM_SLICED = Kernel(
 ADD_CHUNKS = Kernel("sddmm_sliced.cu", "add_chunks", (("T", SUMMED_IN_FLOAT),))
 SDDMM_BATCH_MAJOR = Kernel("sddmm.cu", "sddmm_csr_batch_major", (("T", FLOATS), ("I", INDICES)))
 SDDMM_FEATURE_MAJOR = Kernel("sddmm.cu", "sddmm_csr_feature_major", (("T", FLOATS), ("I", INDICES)))
+SCATTER_ROWS = Kernel(
+    "dense.cu",
+    "scatter_rows",
+    (("T", SUMMED_IN_FLOAT), ("I", INDICES), ("kPermuted", (False, True))),
+)
+GATHER_ENTRIES = Kernel("dense.cu", "gather_entries", (("T", SUMMED_IN_FLOAT), ("I", INDICES)))
 FILL_ROWS = Kernel("snack_coo.cu", "fill_rows", (("T", ("float32", "float64")),))
 SNACK_COO = Kernel(
     "snack_coo.cu",
@@ -124,6 +130,8 @@ KERNELS = (
     ADD_CHUNKS,
     SDDMM_BATCH_MAJOR,
     SDDMM_FEATURE_MAJOR,
+    SCATTER_ROWS,
+    GATHER_ENTRIES,
     FILL_ROWS,
     SNACK_COO,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from snack_cupy import _check, _jit, dispatch, reference
+from snack_cupy import _check, _jit, _product, dispatch, reference
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
 from snack_cupy.topology import Topology, check_topology, index_dtype
@@ -305,6 +305,8 @@ def problem_of(
     *,
     aligned: bool = True,
     kernel: str | None = None,
+    scratch: int | None = None,
+    tf32: bool = False,
 ) -> dispatch.Problem:
     """The `snack_cupy.dispatch.Problem` of one operation on ``n`` batch rows or dense columns."""
     return dispatch.Problem(
@@ -319,6 +321,8 @@ def problem_of(
         batch_major,
         aligned,
         kernel,
+        _product.scratch_limit() if scratch is None else scratch,
+        tf32,
     )
 
 
@@ -344,17 +348,49 @@ def _run(
     cupy = get_array_module(out)
     pointers = tuple(0 if a is None else int(a.data.ptr) for a in (*structure, *inputs, out))
     aligned = all(pointer % 16 == 0 for pointer in pointers[1:])  # offsets are read one by one
+    stream = cupy.cuda.get_current_stream()
+    # CuPy can neither capture calls of the dense library nor multiply bfloat16 by it.
+    dtype = dtype_name(out)
+    scratch = 0 if stream.is_capturing() or dtype == "bfloat16" else None
     problem = problem_of(
-        op, topology, n, dtype_name(out), batch_major, aligned=aligned, kernel=kernel
+        op, topology, n, dtype, batch_major, aligned=aligned, kernel=kernel, scratch=scratch
     )
     plan = dispatch.plan(problem, topology.columns.device.id)
-    stream = cupy.cuda.get_current_stream()
-    if plan.workspace:
-        workspace = cupy.empty(plan.workspace, cupy.uint8)
-        pointers += (workspace.data.ptr,)
-        if stream.is_capturing():
-            _captured.append(workspace)
+    if not plan.workspace:
+        _jit.launch(plan, pointers, stream)
+        return
+    workspace = cupy.empty(plan.workspace, cupy.uint8)
+    pointers += (workspace.data.ptr,)
+    if plan.product:
+        _multiply(plan, problem, pointers, stream, inputs, out, workspace)
+        return
+    if stream.is_capturing():
+        _captured.append(workspace)
     _jit.launch(plan, pointers, stream)
+
+
+def _multiply(
+    plan: dispatch.Plan,
+    problem: dispatch.Problem,
+    pointers: tuple[int, ...],
+    stream: Any,
+    inputs: tuple[Array | None, ...],
+    out: Array,
+    workspace: Array,
+) -> None:
+    """The dense library's product, between a sparse matrix and its dense form in the workspace."""
+    transposed = problem.op == "spmm_transposed"
+    shape = (problem.k, problem.m) if transposed else (problem.m, problem.k)
+    scratch = workspace.view(out.dtype).reshape(shape)
+    if problem.op == "sddmm":
+        left, right = (_as_matrix(array, problem.batch_major) for array in inputs)
+        _product.sample(scratch, left, right, problem.batch_major)
+        _jit.launch(plan, pointers, stream)
+        return
+    _, dense, bias = inputs
+    _jit.launch(plan, pointers, stream)
+    dense, out = (_as_matrix(array, problem.batch_major) for array in (dense, out))
+    _product.multiply(scratch, dense, bias, out, problem.batch_major)
 
 
 def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:

@@ -29,6 +29,8 @@ ARGUMENTS = {
     "add_chunks": "out sums",
     "sddmm_csr_batch_major": "row_offsets columns left right out",
     "sddmm_csr_feature_major": "row_offsets columns left right out",
+    "scatter_rows": "row_offsets columns permutation values dense",
+    "gather_entries": "row_offsets columns dense out",
     "fill_rows": "bias y",
     "spmm_coo_atomic": "rows columns values x y",
 }
@@ -197,6 +199,21 @@ def test_kernel_by_batch_at_4096(n, kernel):
     assert choice.kernel.name == f"spmm_csr_{kernel}"
 
 
+def test_a_dense_product_is_chosen_where_tensor_cores_win():
+    large = {"m": 768, "k": 2304, "nnz": 176947, "n": 2048}
+    for op in ("spmm", "spmm_transposed", "sddmm"):
+        for dtype, tf32 in (("float16", False), ("bfloat16", False), ("float32", True)):
+            choice = choose(make(op, dtype=dtype, tf32=tf32, scratch=1 << 28, **large))
+            assert choice.product
+            assert "dense product" in choice.reason
+            assert f"{dispatch.ITEM_BYTES[dtype] * 768 * 2304:,} bytes" in choice.reason
+            assert not choose(make(op, dtype=dtype, tf32=tf32, scratch=0, **large)).product
+            few = {**large, "n": 8}
+            assert not choose(make(op, dtype=dtype, tf32=tf32, scratch=1 << 28, **few)).product
+        assert not choose(make(op, scratch=1 << 28, **large)).product
+        assert not choose(make(op, dtype="float64", scratch=1 << 28, **large)).product
+
+
 def test_small_layers_keep_all_of_x_in_a_block():
     for n in (8, 16, 32):
         assert choose_spmm(make(m=768, k=768, n=n)).kernel is kernels.SPMM_RESIDENT
@@ -340,6 +357,29 @@ def test_plan_argument_lists_are_as_long_as_the_kernels(fake_gpu):
         for launch in run(problem, fake_gpu):
             name = launch.expression.removeprefix("snack::").split("<")[0]
             assert len(launch.arguments) == len(parameters(launch.file, name))
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "pointers"),
+    [
+        ("spmm", (768, 2304, 2), ("row_offsets", "columns", 0, "values", "workspace")),
+        (
+            "spmm_transposed",
+            (2304, 768, 1),
+            ("col_offsets", "rows", "permutation", "values", "workspace"),
+        ),
+        ("sddmm", (768, 2304), ("row_offsets", "columns", "workspace", "out")),
+    ],
+)
+def test_a_dense_product_needs_one_launch_beside_it(op, sizes, pointers, fake_gpu):
+    problem = make(op, m=768, k=2304, n=4096, dtype="float16", scratch=1 << 28)
+    (launch,) = run(problem, fake_gpu)
+    plan = dispatch.plan(problem, 0)
+    assert plan.product
+    assert plan.workspace == 2 * 768 * 2304
+    assert launch.arguments == (*sizes, *pointers)
+    assert launch.grid[0] * launch.block[0] // 32 >= sizes[0] * (sizes[2] if len(sizes) > 2 else 1)
+    assert launch.shared_bytes == (0 if op == "sddmm" else launch.block[0] // 32 * 4096)
 
 
 def parameters(file, name):

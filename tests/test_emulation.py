@@ -17,7 +17,7 @@ from helpers import (
     normal,
 )
 
-from snack_cupy import _cost, _jit, dispatch, ops
+from snack_cupy import _cost, _jit, _product, dispatch, ops
 from snack_cupy.dispatch import Device
 
 pytestmark = pytest.mark.skipif(bool(emulator.missing()), reason=emulator.missing())
@@ -62,16 +62,16 @@ def address(array):
     return 0 if array is None else array.ctypes.data
 
 
-def run(op, topology, dtype, batch_major, inputs, shape, kernel=None, distance=0):
+def run(op, topology, dtype, batch_major, inputs, shape, kernel=None, distance=0, product=False):
     """The result of a plan's launches, from an output that is full of NaN."""
     bias = inputs[2] if len(inputs) > 2 else None
     given = [aligned(each, distance) for each in inputs[:2]]
     n = inputs[0 if op == "sddmm" else 1].shape[0 if batch_major else 1]
     out = aligned(np.full(shape, np.nan, DTYPES[dtype]), distance)
-    problem = ops.problem_of(
-        op, topology, n, dtype, batch_major, aligned=distance == 0, kernel=kernel
-    )
+    options = {"aligned": distance == 0, "kernel": kernel, "scratch": None if product else 0}
+    problem = ops.problem_of(op, topology, n, dtype, batch_major, **options)
     plan = dispatch.plan(problem, 0)
+    assert plan.product is product
     if op == "sddmm":
         held = [topology.row_offsets, aligned(topology.columns), *given, out]
     else:
@@ -83,7 +83,14 @@ def run(op, topology, dtype, batch_major, inputs, shape, kernel=None, distance=0
     pointers = [address(each) for each in held]
     if plan.workspace:
         pointers.append(address(workspace))
+    if product:
+        shape = topology.shape[::-1] if op == "spmm_transposed" else topology.shape
+        dense = workspace.view(out.dtype).reshape(shape)
+    if product and op == "sddmm":
+        _product.sample(dense, *given, batch_major)
     _jit.launch(plan, tuple(pointers), None)
+    if product and op != "sddmm":
+        _product.multiply(dense, given[1], bias, out, batch_major)
     for array in (*given, out, workspace):
         assert_nothing_beside(array)
     return out
@@ -177,6 +184,15 @@ def test_emulated_chunks_of_the_batch(rng, monkeypatch, n, dtype):
         monkeypatch.setattr(_cost, "sddmm_slicing", lambda *sizes, cut=cut: cut)
         dispatch._plan.cache_clear()
         check(rng, topology, "sddmm", n, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_emulated_products_by_the_dense_form(rng, monkeypatch, dtype):
+    monkeypatch.setattr(_cost, "product_microseconds", lambda *sizes: 0.0)
+    wide = Problem("wide", 3, 9000, 0, 700, "ends")  # rows longer than what a warp has in hand
+    for p, op in itertools.product((*PROBLEMS, wide), OPS):
+        for n, batch_major in ((1, True), (5, True), (5, False)):
+            check(rng, make_topology(p), op, n, dtype, batch_major, product=True)
 
 
 def test_emulated_rows_longer_than_a_turn(rng):

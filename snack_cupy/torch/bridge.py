@@ -17,6 +17,7 @@ import torch
 
 from snack_cupy import _jit
 from snack_cupy._check import fail
+from snack_cupy._plan import Plan
 from snack_cupy._xp import Array, dtype_name, is_array, is_numpy
 from snack_cupy.topology import Topology
 
@@ -172,6 +173,15 @@ def current_stream(device: int) -> RawStream:
     if stream is None:
         stream = _raw_streams[ptr] = RawStream(ptr)
     return stream
+
+
+def launch(plan: Plan, pointers: tuple[int, ...], device: int) -> None:
+    """Launch a plan on PyTorch's current stream of CUDA device ``device``."""
+    if device == torch._C._cuda_getDevice():
+        _jit.launch(plan, pointers, current_stream(device))
+        return
+    with torch.cuda.device(device):
+        _jit.launch(plan, pointers, current_stream(device))
 
 
 def _allocate(size: int) -> Any:

@@ -19,6 +19,7 @@ from snack_cupy.torch import (
     functional,
     initialisation,
     ops,
+    product,
     restructuring,
     state,
 )
@@ -218,7 +219,8 @@ class SnackLinear(nn.Module):
         ValueError
             The batch is less than 1.
         """
-        return explain(self.topology, batch, str(self.values.dtype).removeprefix("torch."))
+        dtype = str(self.values.dtype).removeprefix("torch.")
+        return explain(self.topology, batch, dtype, tf32=product.tf32_allowed())
 
     def extra_repr(self) -> str:
         """Sizes for ``repr``."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from snack_cupy import _jit, dispatch, reference
+from snack_cupy import dispatch, reference
 from snack_cupy._xp import Array
 from snack_cupy.topology import index_dtype
 from snack_cupy.topology import transpose as transpose_arrays
-from snack_cupy.torch import bridge
+from snack_cupy.torch import bridge, product
 
 _library = torch.library.Library("snack_cupy", "DEF")
 _library.define(
@@ -86,10 +86,10 @@ _plans: dict[tuple, dispatch.Plan] = {}
 
 
 def _plan(key: tuple) -> dispatch.Plan:
-    """The plan of (op, m, k, nnz, batch, dtype, device index, aligned, kernel), kept."""
+    """The plan of these: op, sizes, dtype, device, alignment, kernel, scratch limit, TF32; kept."""
     plan = _plans.get(key)
     if plan is None:
-        op, m, k, nnz, batch, dtype, device, aligned, kernel = key
+        op, m, k, nnz, batch, dtype, device, aligned, kernel, scratch, tf32 = key
         problem = dispatch.Problem(
             op,
             m,
@@ -102,6 +102,8 @@ def _plan(key: tuple) -> dispatch.Plan:
             True,
             aligned,
             kernel,
+            scratch,
+            tf32,
         )
         plan = dispatch.plan(problem, device)
         if len(_plans) >= 4096:
@@ -114,11 +116,7 @@ def _launch(plan: dispatch.Plan, pointers: tuple[int, ...], device: int) -> None
     if plan.workspace:
         workspace = torch.empty(plan.workspace, dtype=torch.uint8, device=f"cuda:{device}")
         pointers += (workspace.data_ptr(),)
-    if device == torch._C._cuda_getDevice():
-        _jit.launch(plan, pointers, bridge.current_stream(device))
-        return
-    with torch.cuda.device(device):
-        _jit.launch(plan, pointers, bridge.current_stream(device))
+    bridge.launch(plan, pointers, device)
 
 
 @torch.library.impl("snack_cupy::spmm", "CUDA", lib=_library)
@@ -145,9 +143,13 @@ def _spmm_cuda(
         first = _packed_rows(row_offsets, nnz, m)
     entries = columns.data_ptr()
     aligned = (start | address | entries) & 15 == 0
-    plan = _plan(("spmm", m, k, nnz, batch, x.dtype, device, aligned, algorithm))
+    key = ("spmm", m, k, nnz, batch, x.dtype, device, aligned, algorithm)
+    plan = _plan(key + product.allowed(x, batch))
     pointers = (first.data_ptr(), entries, 0, start, address, offset, y.data_ptr())
-    _launch(plan, pointers, device)
+    if plan.product:
+        product.multiply(plan, pointers, (m, k), x, bias, y)
+    else:
+        _launch(plan, pointers, device)
     return y
 
 
@@ -163,7 +165,8 @@ def _spmm_transposed_cuda(
         return out.zero_()
     start, address = values.data_ptr(), grad.data_ptr()
     aligned = (start | address) & 15 == 0
-    plan = _plan(("spmm_transposed", m, k, nnz, batch, grad.dtype, device, aligned, None))
+    key = ("spmm_transposed", m, k, nnz, batch, grad.dtype, device, aligned, None)
+    plan = _plan(key + product.allowed(grad, batch))
     pointers = (
         col_offsets.data_ptr(),
         rows.data_ptr(),
@@ -173,7 +176,10 @@ def _spmm_transposed_cuda(
         0,
         out.data_ptr(),
     )
-    _launch(plan, pointers, device)
+    if plan.product:
+        product.multiply(plan, pointers, (k, m), grad, None, out)
+    else:
+        _launch(plan, pointers, device)
     return out
 
 
@@ -187,9 +193,13 @@ def _sddmm_cuda(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -
         return out.zero_()
     left, right = grad.data_ptr(), x.data_ptr()
     aligned = (left | right) & 15 == 0
-    plan = _plan(("sddmm", m, k, nnz, batch, grad.dtype, device, aligned, None))
+    key = ("sddmm", m, k, nnz, batch, grad.dtype, device, aligned, None)
+    plan = _plan(key + product.allowed(grad, batch))
     pointers = (row_offsets.data_ptr(), columns.data_ptr(), left, right, out.data_ptr())
-    _launch(plan, pointers, device)
+    if plan.product:
+        product.sample(plan, pointers, grad, x)
+    else:
+        _launch(plan, pointers, device)
     return out
 
 

@@ -218,12 +218,20 @@ inline int __reduce_max_sync(unsigned, int value) {
   }
   return value;
 }
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  unsigned votes = static_cast<unsigned>(vote) << threadIdx.x % emulation::kWarp;
+  for (int mask = 1; mask < emulation::kWarp; mask *= 2) {
+    votes |= __shfl_xor_sync(~0u, votes, mask);
+  }
+  return votes;
+}
 template <typename T>
 T atomicAdd(T* address, T value) {
   const T old = *address;
   *address += value;
   return old;
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __float_as_int(float x) {

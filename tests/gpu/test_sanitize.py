@@ -7,6 +7,8 @@ Arrays come from cudaMalloc itself, each with its own bounds: in CuPy's pool an 
 an array would still be inside an allocation.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 from gpu_arrays import put
@@ -20,7 +22,7 @@ from helpers import (
     make_topology,
 )
 
-from snack_cupy import _cost, dispatch, kernels, sddmm, spmm, spmm_transposed
+from snack_cupy import _cost, _jit, _product, dispatch, kernels, ops, sddmm, spmm, spmm_transposed
 
 pytestmark = pytest.mark.sanitize
 
@@ -58,6 +60,16 @@ def force_slicing(monkeypatch, batch, slices, row_each):
     dispatch._plan.cache_clear()
 
 
+def force_residence(monkeypatch, batch):
+    """Let `spmm` choose the kernel that holds X whole, ``batch`` rows in a block."""
+
+    def estimate(m, k, nnz, n, permuted, rows, multiprocessors):
+        return 0.0 if rows == batch else float("inf")
+
+    monkeypatch.setattr(_cost, "resident_microseconds", estimate)
+    dispatch._plan.cache_clear()
+
+
 def force_sampling(monkeypatch, batch, slices, chunks):
     """Let `sddmm` choose the sliced kernel, cut in this way."""
 
@@ -80,6 +92,7 @@ def launched(cp, monkeypatch):
         return result
 
     monkeypatch.setattr(dispatch, "plan", recording)
+    monkeypatch.setattr(_product, "_limit", 0)
     with cp.cuda.using_allocator(None):
         yield seen
     dispatch._plan.cache_clear()  # of what a test has forced
@@ -126,7 +139,9 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
         run_snack_coo_of_32_bits(rng, dtype)
     if dtype != "float64":
         run_every_slicing(rng, monkeypatch, dtype)
+        run_every_residence(rng, monkeypatch, dtype)
         run_without_slices(rng, monkeypatch, dtype)
+        run_dense_forms(monkeypatch, dtype)
     assert launched == instances(dtype)
 
 
@@ -146,6 +161,17 @@ def run_every_slicing(rng, monkeypatch, dtype):
                     force_slicing(monkeypatch, batch, slices, row_each)
                     run_spmm(rng, host, topology, dtype, n, True)
                     run_spmm_transposed(rng, host, topology, dtype, n, True)
+
+
+def run_every_residence(rng, monkeypatch, dtype):
+    """X whole in shared memory, so many batch rows in a block."""
+    for problem, batch in itertools.product(PROBLEMS[:2], (4, 8)):
+        force_residence(monkeypatch, batch)
+        host = make_topology(problem)
+        topology = host.to_device("cuda")
+        for n in BATCHES[1:]:
+            run_spmm(rng, host, topology, dtype, n, True)
+            run_spmm_transposed(rng, host, topology, dtype, n, True)
 
 
 def run_snack_coo_of_32_bits(rng, dtype):
@@ -169,6 +195,40 @@ def run_without_slices(rng, monkeypatch, dtype):
         for n in BATCHES:
             for run in (run_spmm, run_spmm_transposed, run_sddmm):
                 run(rng, host, topology, dtype, n, True)
+
+
+def run_dense_forms(monkeypatch, dtype):
+    """To the dense form of a matrix, of its transpose, and back; without the product itself."""
+    monkeypatch.setattr(_cost, "product_microseconds", lambda *sizes: 0.0)
+    dispatch._plan.cache_clear()
+    for problem in PROBLEMS:
+        host = make_topology(problem)
+        topology = host.to_device("cuda")
+        values = (1 + np.arange(host.nnz) % 7).astype(DTYPES[dtype])
+        dense = np.zeros(host.shape, DTYPES[dtype])
+        dense[host.row, host.col] = values
+        indices = (topology.row_offsets, topology.columns)
+        for op, structure, want in (
+            ("spmm", (*indices, None), dense),
+            ("spmm_transposed", topology.transposed, dense.T),
+        ):
+            got = put(np.full(want.shape, np.nan, DTYPES[dtype]))
+            launch(op, topology, dtype, (*structure, put(values), None, None, None, got))
+            assert_exact(got, want)
+        got = put(np.full(host.nnz, np.nan, DTYPES[dtype]))
+        launch("sddmm", topology, dtype, (*indices, None, None, got, put(dense)))
+        assert_exact(got, values)
+
+
+def launch(op, topology, dtype, arrays):
+    """What is launched for a product by the dense form, on these arrays."""
+    import cupy
+
+    problem = ops.problem_of(op, topology, 3, dtype, True, scratch=1 << 30)
+    plan = dispatch.plan(problem, 0)
+    assert plan.product
+    pointers = tuple(0 if array is None else array.data.ptr for array in arrays)
+    _jit.launch(plan, pointers, cupy.cuda.get_current_stream())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,11 +5,24 @@ import pytest
 from gpu_arrays import poisoned, put
 from helpers import DTYPES, assert_exact, exact_pair
 
-from snack_cupy import Topology, dispatch, kernels, ops, sddmm, spmm, spmm_transposed
+from snack_cupy import Topology, _product, dispatch, kernels, ops, sddmm, spmm, spmm_transposed
 
 SHAPES = ((1024, 4096), (4096, 1000), (515, 6002))
 BATCHES = (1, 8, 32, 64, 130)
-STAGED = (kernels.SPMM_VECTOR, kernels.SPMM_RESIDENT, kernels.SPMM_SLICED, kernels.SDDMM_SLICED)
+STAGED = (
+    kernels.SPMM_VECTOR,
+    kernels.SPMM_RESIDENT,
+    kernels.SPMM_SLICED,
+    kernels.SDDMM_VECTOR,
+    kernels.SDDMM_SLICED,
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_dense(monkeypatch):
+    monkeypatch.setattr(_product, "_limit", 0)
+
+
 dtypes = pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float64"])
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 
@@ -30,7 +43,7 @@ def matrix(topology, values):
 
 
 def assert_staged(op, topology, n, dtype):
-    plan = dispatch.plan(ops.problem_of(op, topology, n, dtype, True), 0)
+    plan = dispatch.plan(ops.problem_of(op, topology, n, dtype, True, scratch=0), 0)
     assert plan.choices[0].kernel in STAGED
 
 
