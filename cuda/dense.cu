@@ -19,17 +19,19 @@ constexpr int kAhead = 4;    // entries a lane has in flight
 
 template <typename T, typename I, bool kPermuted>
 __global__ void __launch_bounds__(256, 6)
-    scatter_rows(Size m, Size k_, Size parts, const int* __restrict__ row_offsets,
-                 const I* __restrict__ columns, const int* __restrict__ permutation,
-                 const T* __restrict__ values, T* __restrict__ dense) {
-  constexpr int kPack = 16 / sizeof(T), kWidth = kHand / sizeof(T);
+    scatter_rows(Size m, Size k_, Size parts, Size width_of_part,
+                 const int* __restrict__ row_offsets, const I* __restrict__ columns,
+                 const int* __restrict__ permutation, const T* __restrict__ values,
+                 T* __restrict__ dense) {
+  constexpr int kPack = 16 / sizeof(T);
   extern __shared__ __align__(16) char hands[];
   T* hand = reinterpret_cast<T*>(hands + threadIdx.x / kWarpSize * kHand);
   const Size row = global_warp_id() / parts;
   if (row >= m) return;
   const int k = k_, lane = lane_id(), end = row_offsets[row + 1];
-  const int first = static_cast<int>(global_warp_id() - row * parts) * kWidth;
-  const int width = min(kWidth, k - first);
+  const int first =
+      static_cast<int>(global_warp_id() - row * parts) * static_cast<int>(width_of_part);
+  const int width = min(static_cast<int>(width_of_part), k - first);
   int start = row_offsets[row];
   if (first > 0) {
     // Columns rise along the row: of 32 samples those below the part tell where it may begin.

@@ -160,11 +160,13 @@ def _product(problem: Problem, choice: Choice, facts: Device, device: int) -> Pl
     if problem.op == "sddmm":
         step = _step(choice, m, (m, k), device, itemgetter(0, 1, 5, 4))
     else:
+        pack = 16 // ITEM_BYTES[problem.dtype]
         parts = -(-k * ITEM_BYTES[problem.dtype] // HAND)
+        width = -(-k // (pack * parts)) * pack
         function = choice.kernel.get(device, **choice.values)
         grid = (-(-m * parts // (BLOCK // 32)),)
         select = itemgetter(0, 1, 2, 3, 7)
-        step = Step(function, grid, (BLOCK,), (m, k, parts), select, BLOCK // 32 * HAND)
+        step = Step(function, grid, (BLOCK,), (m, k, parts, width), select, BLOCK // 32 * HAND)
     return Plan((step,), (choice,), nbytes, product=True)
 
 

@@ -362,10 +362,10 @@ def test_plan_argument_lists_are_as_long_as_the_kernels(fake_gpu):
 @pytest.mark.parametrize(
     ("op", "sizes", "pointers"),
     [
-        ("spmm", (768, 2304, 2), ("row_offsets", "columns", 0, "values", "workspace")),
+        ("spmm", (768, 2304, 2, 1152), ("row_offsets", "columns", 0, "values", "workspace")),
         (
             "spmm_transposed",
-            (2304, 768, 1),
+            (2304, 768, 1, 768),
             ("col_offsets", "rows", "permutation", "values", "workspace"),
         ),
         ("sddmm", (768, 2304), ("row_offsets", "columns", "workspace", "out")),

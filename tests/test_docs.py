@@ -138,7 +138,9 @@ def test_docstrings_name_every_argument_and_what_is_raised(module):
         if not callable(item) or is_exception:
             continue
         text = inspect.getdoc(item)
-        assert re.search(r"^Raises\n-+$", text, re.MULTILINE), f"{name} does not say what it raises"
+        if inspect.signature(item).parameters:
+            says = re.search(r"^Raises\n-+$", text, re.MULTILINE)
+            assert says, f"{name} does not say what it raises"
         documented = set(re.findall(r"^(\w[\w, ]*) : ", text, re.MULTILINE))
         documented |= set(re.findall(r"^([a-z]\w*(?:, \w+)*)$", text, re.MULTILINE))
         documented = {word for words in documented for word in words.split(", ")}
