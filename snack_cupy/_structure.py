@@ -10,12 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from snack_cupy import _check
+from snack_cupy import _check, kernels
 from snack_cupy._check import fail
+from snack_cupy._device_work import Work, Workspace, ceil_div, pointer, runs_kernels
 from snack_cupy._xp import Array, device_of, dtype_name, get_array_module
 
 NARROW_LIMIT = 65536  # sizes up to this have 16-bit indices
 MAX_SIZE = 2**31 - 1
+
+# Masks of the column-major view: always affordable below 32 MiB, else at 32 bytes for each entry.
+_MASKS = 2**23
+_MASKS_PER_ENTRY = 8
+_SEGMENT = 4096  # columns of a block, as in cuda/transpose.cu
 
 
 def index_dtype(size: int) -> np.dtype:
@@ -39,8 +45,75 @@ class TransposedView(NamedTuple):
     permutation: Array
 
 
-def transpose(row_offsets: Array, columns: Array, shape: tuple[int, int]) -> TransposedView:
-    """Column-major view of a canonical structure; the arrays of `TransposedView`."""
+def transpose(
+    row_offsets: Array,
+    columns: Array,
+    shape: tuple[int, int],
+    out: TransposedView | None = None,
+) -> TransposedView:
+    """Column-major view of a canonical structure, in the arrays of ``out`` where they are given."""
+    if runs_kernels(columns) and fits_masks(shape, columns.shape[0]):
+        return transpose_by_masks(row_offsets, columns, shape, out)
+    fresh = _transpose(row_offsets, columns, shape)
+    if out is None:
+        return fresh
+    for held, new in zip(out, fresh, strict=True):
+        held[...] = new
+    return out
+
+
+def fits_masks(shape: tuple[int, int], nnz: int) -> bool:
+    """Whether masks of 32 rows, 4 bytes a column, are affordable and kernels can run."""
+    (m, k) = shape
+    words = ceil_div(m, 32) * k
+    return nnz > 0 and words <= max(_MASKS, _MASKS_PER_ENTRY * nnz)
+
+
+def transpose_by_masks(
+    row_offsets: Array,
+    columns: Array,
+    shape: tuple[int, int],
+    out: TransposedView | None = None,
+) -> TransposedView:
+    """`transpose` by the kernels of ``cuda/transpose.cu``, for nnz > 0."""
+    (m, k), nnz = shape, columns.shape[0]
+    work, space = Work(columns), Workspace()
+    strips, segments = ceil_div(m, 32), ceil_div(k, _SEGMENT)
+    space.add("arrivals", 4, zero=True)
+    space.add("masks", 4 * strips * k)
+    space.add("before", 4 * strips * k)
+    space.allocate(work)
+    if out is None:
+        sizes = ((k + 1, np.int32), (nnz, index_dtype(m)), (nnz, np.int32))
+        out = TransposedView(*(work.xp.empty(*size) for size in sizes))
+    index, structure = columns.dtype.name, (pointer(row_offsets), pointer(columns))
+    blocks, sizes = strips * segments, (m, k, segments)
+    masks, before = space["masks"], space["before"]
+    work.launch(kernels.TRANSPOSE_MASKS, blocks, sizes, *structure, masks, I=index)
+    work.launch(
+        kernels.TRANSPOSE_COUNTS,
+        ceil_div(k, 32),
+        (k, strips),
+        masks,
+        before,
+        pointer(out.col_offsets),
+        space["arrivals"],
+    )
+    work.launch(
+        kernels.TRANSPOSE_PLACE,
+        blocks,
+        sizes,
+        *structure,
+        masks,
+        before,
+        *map(pointer, out),
+        I=index,
+        R=out.rows.dtype.name,
+    )
+    return out
+
+
+def _transpose(row_offsets: Array, columns: Array, shape: tuple[int, int]) -> TransposedView:
     (m, k), nnz = shape, columns.shape[0]
     xp = get_array_module(columns)
     if xp is np:

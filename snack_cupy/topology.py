@@ -284,9 +284,7 @@ class Topology:
         self.version += 1
         with on_device(self.columns):
             if self._transposed is not None:
-                fresh = transpose(self.row_offsets, self.columns, self.shape)
-                for held, new in zip(self._transposed, fresh, strict=True):
-                    held[...] = new
+                transpose(self.row_offsets, self.columns, self.shape, self._transposed)
             if self._packed_rows is not None:
                 self._packed_rows[...] = self.row
 

@@ -16,6 +16,7 @@ from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._structure import split_positions
 from snack_cupy._xp import Array, get_array_module, on_device
+from snack_cupy.dst import _device
 from snack_cupy.dst._arrays import compact
 from snack_cupy.dst.drop import Criterion, check_mask, select_drop
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
@@ -89,11 +90,16 @@ def prune(
     if keep_mask is not None:
         check_mask(op, "keep_mask", keep_mask, nnz, topology.device)
         with on_device(topology.columns):
-            return _keep(topology, keep_mask, int(keep_mask.sum()))
+            count = int(keep_mask.sum())
+            if _device.fits(topology):
+                return _change(topology, _device.Drop(nnz - count, mask=~keep_mask))
+            return _keep(topology, keep_mask, count)
     n = _check.check_count(op, "n", n, high=nnz)
     _check_values(op, topology, values)
     key = check_key(op, key)
     with on_device(topology.columns):
+        if _device.fits(topology):
+            return _change(topology, _drop(op, criterion, values, n, key))
         return _keep(topology, ~select_drop(op, criterion, values, n, key), nnz - n)
 
 
@@ -143,6 +149,8 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     n = check_growth_count("grow", topology, n)
     key = check_key("grow", key)
     with on_device(topology.columns):
+        if _on_maps(topology, growth):
+            return _change(topology, _device.Drop(0), n, growth, key)
         grown = select_growth("grow", growth, topology, n, key)
         positions, new_to_old, _ = _merge(topology, grown)
         return *split_positions(positions, topology.shape), Remap._from_parts(
@@ -197,8 +205,9 @@ def restructure(
 
     Notes
     -----
-    Synchronises only inside `permuted_ranks`, usually twice (criteria and growths that are
-    functions are checked, which takes more).
+    On CuPy nothing waits for the device, unless the matrix is huge and nearly empty (the random
+    numbers take two synchronisations then), the criterion is "random" or one of the two a function,
+    whose results are checked.
 
     Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
     connectivity inspired by network science", Nature Communications 2018 (SET). Kept:
@@ -232,6 +241,9 @@ def restructure(
     _check_values(op, topology, values)
     key = check_key(op, key)
     with on_device(topology.columns):
+        if _on_maps(topology, growth):
+            drop = _drop(op, criterion, values, n, subkey(key, 0))
+            return _change(topology, drop, n, growth, subkey(key, 1), regrown)
         dropped = select_drop(op, criterion, values, n, subkey(key, 0))
         row_offsets, columns, pruned = _keep(topology, ~dropped, nnz - n)
         remaining = Topology._from_parts(row_offsets, columns, topology.shape)
@@ -241,6 +253,33 @@ def restructure(
         if regrown == "survive":
             remap.new_to_old[slot] = _find(topology.positions, grown)
         return *split_positions(positions, topology.shape), remap
+
+
+def _on_maps(topology: Topology, growth: str | Growth) -> bool:
+    return growth == "random" and _device.fits(topology)
+
+
+def _drop(op: str, criterion: str | Criterion, values: Array, n: int, key: int) -> _device.Drop:
+    """What goes: found together with the change where magnitudes decide, else by the criterion."""
+    if criterion == "magnitude":
+        return _device.Drop(n, values=values)
+    return _device.Drop(n, mask=select_drop(op, criterion, values, n, key))
+
+
+def _change(
+    topology: Topology,
+    drop: _device.Drop,
+    n: int = 0,
+    growth: str | Growth = "random",
+    key: int = 0,
+    regrown: str = "survive",
+) -> Change:
+    """The same by kernels on maps of bits: without ``drop``, and with ``n`` more."""
+    maps = _device.Maps(topology, drop, n)
+    if n:
+        maps.grow_at_random(key)
+    row_offsets, columns, new_to_old = maps.structure(regrown)
+    return row_offsets, columns, Remap._from_parts(new_to_old, topology.nnz)
 
 
 def _keep(topology: Topology, keep_mask: Array, count: int) -> Change:

@@ -16,6 +16,7 @@ import torch
 from snack_cupy import dst
 from snack_cupy._check import check_count, fail
 from snack_cupy._xp import Array
+from snack_cupy.dst._device import move_addresses
 from snack_cupy.torch import bridge
 
 if TYPE_CHECKING:
@@ -143,28 +144,27 @@ def _change(
     with torch.no_grad(), bridge.array_scope(values.device):
         topology = layer.topology
         row_offsets, columns, remap = change()
-        moved = _follow_index(remap)
         if remap.nnz_new == remap.nnz_old:
             # In place: the topology's arrays are views of the layer's buffers.
             topology.update(row_offsets, columns)
-            values.copy_(_gather(values, moved))
+            values.copy_(_gather(values, remap))
             if values.grad is not None:
-                values.grad.copy_(_gather(values.grad, moved))
+                values.grad.copy_(_gather(values.grad, remap))
         else:
-            _resize(layer, row_offsets, columns, moved)
+            _resize(layer, row_offsets, columns, remap)
         if optimizer is not None:
             remap_optimizer_state(optimizer, values, remap)
         torch.autograd.graph.increment_version([values, layer.row_offsets])
     return remap
 
 
-def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, moved: torch.Tensor) -> None:
+def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, remap: dst.Remap) -> None:
     """New arrays of another length; the parameter and the row offsets keep their identity."""
     values = layer.values
     gradient = values.grad
-    resize_parameter(values, _gather(values, moved))
+    resize_parameter(values, _gather(values, remap))
     if gradient is not None:
-        values.grad = _gather(gradient, moved)
+        values.grad = _gather(gradient, remap)
     layer.row_offsets.copy_(bridge.to_tensor(row_offsets))
     layer.packed_columns = bridge.index_to_tensor(columns).clone()
     layer.col_offsets = layer.packed_rows = layer.permutation = None
@@ -186,19 +186,22 @@ def resize_parameter(parameter: torch.nn.Parameter, data: torch.Tensor) -> None:
 def _follow(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:
     """``tensor`` after the update: the same object, rewritten, where nnz is unchanged."""
     with torch.no_grad(), bridge.array_scope(tensor.device):
-        gathered = _gather(tensor, _follow_index(remap))
+        gathered = _gather(tensor, remap)
     return tensor.copy_(gathered) if remap.nnz_new == remap.nnz_old else gathered
 
 
-def _follow_index(remap: dst.Remap) -> torch.Tensor:
-    return bridge.to_tensor(remap.new_to_old)
-
-
-def _gather(tensor: torch.Tensor, new_to_old: torch.Tensor) -> torch.Tensor:
+def _gather(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:
     """Entry of the old position, or 0 for a grown connection, in any dtype."""
     if tensor.shape[0] == 0:
-        return tensor.new_zeros(new_to_old.shape[0])
-    index = new_to_old.to(tensor.device)
+        return tensor.new_zeros(remap.nnz_new)
+    index = bridge.to_tensor(remap.new_to_old)
+    if index.device == tensor.device and tensor.is_cuda and tensor.element_size() <= 8:
+        source = tensor.detach().contiguous()
+        gathered = source.new_empty(remap.nnz_new)
+        addresses = source.data_ptr(), gathered.data_ptr()
+        move_addresses(remap.new_to_old, *addresses, tensor.element_size())
+        return gathered
+    index = index.to(tensor.device)
     taken = tensor.detach().index_select(0, index.clamp(min=0))
     return taken.masked_fill_(index < 0, 0)
 

@@ -223,6 +223,44 @@ T atomicAdd(T* address, T value) {
   *address += value;
   return old;
 }
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  using emulation::block;
+  const int first = block->current / emulation::kWarp * emulation::kWarp;
+  block->slots[block->current] = predicate;
+  emulation::warp_barrier();
+  unsigned votes = 0;
+  for (int lane = 0; lane < emulation::kWarp; ++lane) {
+    votes |= static_cast<unsigned>(block->slots[first + lane]) << lane;
+  }
+  emulation::warp_barrier();
+  return votes;
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % emulation::kWarp;
+  return emulation::exchange(value, lane < distance ? lane : lane - distance);
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % emulation::kWarp;
+  return emulation::exchange(value, min(lane + distance, emulation::kWarp - 1));
+}
+inline unsigned atomicOr(unsigned* address, unsigned bits) {
+  const unsigned old = *address;
+  *address |= bits;
+  return old;
+}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+inline void __threadfence() {}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+  return static_cast<unsigned>(both >> (shift & 31));
+}
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __float_as_int(float x) {

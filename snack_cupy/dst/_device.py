@@ -1,0 +1,202 @@
+"""Changes of a structure on the device, without a sort and without waiting for it.
+
+The launches of ``cuda/merge.cu`` and ``cuda/grow.cu``; the results are those of the array code, bit
+for bit. They work on maps of one bit for each position of the matrix, so huge matrices with few
+entries are left to the array code.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from snack_cupy import kernels
+from snack_cupy._counters import rounds_of
+from snack_cupy._device_work import THREADS, Work, Workspace, ceil_div, pointer, runs_kernels
+from snack_cupy._structure import index_dtype
+from snack_cupy._xp import Array, dtype_name
+from snack_cupy.dst import _select
+from snack_cupy.topology import Topology
+
+CHUNK = 32 * THREADS  # positions that a block handles
+_MARKED = 8 * THREADS  # entries that a block marks
+_MOVED = 4 * THREADS
+_SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
+_PER_ENTRY = 256  # positions for each entry beyond that: 32 bytes for each map
+_WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+
+
+def fits(topology: Topology) -> bool:
+    """Whether a change of this structure can be made by maps on the device."""
+    size = topology.m * topology.k
+    return (
+        runs_kernels(topology.columns)
+        and 0 < size < 2**31
+        and size <= max(_SMALL, _PER_ENTRY * topology.nnz)
+    )
+
+
+class Drop(NamedTuple):
+    """Which entries go: the ``n`` of smallest magnitude, or those under a mask (nnz,) of bools."""
+
+    n: int
+    values: Array | None = None
+    mask: Array | None = None
+
+
+class Maps:
+    """The maps of one change; every method queues launches."""
+
+    def __init__(self, topology: Topology, drop: Drop, grown: int) -> None:
+        self.topology, self.grown = topology, grown
+        self.work = Work(topology.columns)
+        self.nnz_kept = topology.nnz - drop.n
+        self.size = topology.m * topology.k
+        self.words, self.chunks = ceil_div(self.size, 32), ceil_div(self.size, CHUNK)
+        if drop.values is not None and drop.n in (0, topology.nnz):  # no threshold to look for
+            everything = self.work.xp.ones(topology.nnz, bool) if drop.n else None
+            drop = Drop(drop.n, mask=everything)
+        self._lay_out(drop)
+        self._mark(drop)
+
+    def _lay_out(self, drop: Drop) -> None:
+        self.space = space = Workspace()
+        if drop.values is not None:
+            _select.add_parts(space, _select.key_bits(drop.values.dtype.itemsize))
+        space.add("arrivals", 4 * 8, zero=True)
+        for name in ("old", "kept", "new"):
+            space.add(f"{name}.counts", 4 * (self.chunks + 1), zero=True)
+        for name in ("old", "kept"):
+            space.add(name, 4 * self.words, zero=True)
+        if self.grown:
+            space.add("ranks", 4 * (self.words + 1), zero=True)
+            space.add("new", 4 * self.words)
+        space.allocate(self.work)
+
+    def _mark(self, drop: Drop) -> None:
+        """Old map and kept map, with their sums."""
+        topology, space = self.topology, self.space
+        tested, dtype = drop.mask, "uint8"
+        if tested is not None:
+            tested = self.work.xp.ascontiguousarray(tested)
+        if drop.values is not None:
+            tested = self.work.xp.ascontiguousarray(drop.values)
+            dtype = dtype_name(tested)
+            _select.select(self.work, space, tested, drop.n)
+        self.work.launch(
+            kernels.MARK_ENTRIES,
+            ceil_div(topology.nnz, _MARKED),
+            (topology.m, topology.k, topology.nnz, self.chunks),
+            pointer(topology.row_offsets),
+            pointer(topology.columns),
+            pointer(tested),
+            space["state"] if drop.values is not None else 0,
+            space["old"],
+            space["kept"],
+            space["old.counts"],
+            space["kept.counts"],
+            space["arrivals"],
+            T=dtype,
+            I=topology.columns.dtype.name,
+        )
+
+    def grow_at_random(self, key: int) -> None:
+        """New map: the kept one, and ``grown`` random inactive positions."""
+        space, domain = self.space, self.size - self.nnz_kept
+        a = math.isqrt(domain - 1) + 1
+        signed = key - 2**64 if key >= 2**63 else key
+        self.work.launch(
+            kernels.PERMUTED_RANKS,
+            ceil_div(self.grown, THREADS),
+            (self.grown, domain, a, ceil_div(domain, a), rounds_of(domain), signed),
+            space["ranks"],
+        )
+        self.work.launch(
+            kernels.EXPAND_RANKS,
+            self.chunks,
+            (self.words, self.chunks),
+            space["kept"],
+            space["kept.counts"],
+            space["ranks"],
+            space["new"],
+            space["new.counts"],
+            space["arrivals"] + 4,
+        )
+
+    def structure(self, regrown: str) -> tuple[Array, Array, Array]:
+        """Row offsets, columns, and the old index of each new entry."""
+        topology, space, xp = self.topology, self.space, self.work.xp
+        nnz = self.nnz_kept + self.grown
+        row_offsets = xp.empty(topology.m + 1, np.int32)
+        columns = xp.empty(nnz, index_dtype(topology.k))
+        new_to_old = xp.empty(nnz, np.int32)
+        new = "new" if self.grown else "kept"
+        self.work.launch(
+            kernels.EMIT_STRUCTURE,
+            self.chunks,
+            (topology.m, topology.k, self.words),
+            space["old"],
+            space["old.counts"],
+            space["old" if regrown == "survive" else "kept"],
+            space[new],
+            space[f"{new}.counts"],
+            pointer(row_offsets),
+            pointer(columns),
+            pointer(new_to_old),
+            I=columns.dtype.name,
+        )
+        return row_offsets, columns, new_to_old
+
+    def positions(self) -> Array:
+        """Positions of what has grown, in order (int64)."""
+        positions = self.work.xp.empty(self.grown, np.int64)
+        space = self.space
+        self.work.launch(
+            kernels.EMIT_POSITIONS,
+            self.chunks,
+            (self.words,),
+            space["kept"],
+            space["kept.counts"],
+            space["new"],
+            space["new.counts"],
+            pointer(positions),
+        )
+        return positions
+
+
+def random_growth(topology: Topology, n: int, key: int) -> Array:
+    """`snack_cupy.dst.random_growth` for n > 0."""
+    maps = Maps(topology, Drop(0), n)
+    maps.grow_at_random(key)
+    return maps.positions()
+
+
+def moves(array: Array) -> bool:
+    """Whether `move` can move the entries of ``array``."""
+    return (
+        runs_kernels(array)
+        and array.ndim == 1
+        and array.dtype.itemsize in _WORDS
+        and array.flags.c_contiguous
+    )
+
+
+def move(array: Array, new_to_old: Array, out: Array) -> None:
+    """``out[j] = array[new_to_old[j]]``, or zero where that is negative; no memory is shared."""
+    move_addresses(new_to_old, pointer(array), pointer(out), array.dtype.itemsize)
+
+
+def move_addresses(new_to_old: Array, source: int, target: int, itemsize: int) -> None:
+    """`move` of entries of so many bytes (1, 2, 4 or 8) between two addresses of the device."""
+    count = int(new_to_old.shape[0])
+    Work(new_to_old).launch(
+        kernels.MOVE_ENTRIES,
+        ceil_div(count, _MOVED),
+        (count,),
+        pointer(new_to_old),
+        source,
+        target,
+        W=_WORDS[itemsize],
+    )

@@ -1,0 +1,160 @@
+"""The kernels of topology updates, run on the host by `emulator`: the bits of the array code."""
+
+import emulator
+import numpy as np
+import pytest
+from dst_helpers import problems
+from helpers import DTYPES, PROBLEMS, make_topology, normal, problem_ids
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snack_cupy import _device_work, _jit, _structure, dst, random
+from snack_cupy.dst import _device, _select
+from snack_cupy.topology import Topology
+
+pytestmark = pytest.mark.skipif(bool(emulator.missing()), reason=emulator.missing())
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+SHAPES = ((37, 41), (300, 84), (5, 70_000), (70_000, 5), (1, 1), (130, 64))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def emulated():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_jit, "compile_instance", emulator.compile_instance)
+        _device_work._function.cache_clear()
+        yield
+    _device_work._function.cache_clear()
+
+
+def values_of(rng, nnz, dtype):
+    """With ties, zeros of both signs and non-finite numbers."""
+    values = normal(rng, nnz, dtype)
+    values[::7] = values[:1]
+    values[1::11] = -values[:1]
+    values[2::13], values[3::13] = 0.0, -0.0
+    values[4::97], values[5::97], values[6::97] = np.inf, -np.inf, np.nan
+    return values
+
+
+def changed_on_maps(topology, drop, n=0, key=0, regrown="survive"):
+    maps = _device.Maps(topology, drop, n)
+    if n:
+        maps.grow_at_random(key)
+    return maps.structure(regrown)
+
+
+def assert_same_change(got, want):
+    for given_array, wanted in zip(got, (*want[:2], want[2].new_to_old), strict=True):
+        assert given_array.dtype == wanted.dtype
+        np.testing.assert_array_equal(given_array, wanted)
+
+
+def assert_updates_as_arrays(topology, values, n, key):
+    for regrown in ("survive", "reset"):
+        want = dst.restructure(topology, values, n=n, key=key, regrown=regrown)
+        drop = _device.Drop(n, values=values)
+        got = changed_on_maps(topology, drop, n, random.subkey(key, 1), regrown)
+        assert_same_change(got, want)
+    assert_same_change(
+        changed_on_maps(topology, _device.Drop(n, values=values)), dst.prune(topology, values, n)
+    )
+    dropped = dst.random_drop(values, n, key)
+    assert_same_change(
+        changed_on_maps(topology, _device.Drop(n, mask=dropped)),
+        dst.prune(topology, keep_mask=~dropped),
+    )
+
+
+@every_dtype
+def test_emulated_selection_is_that_of_numpy(rng, dtype):
+    for count in (1, 33, 5000):
+        for values in (values_of(rng, count, dtype), np.zeros(count, DTYPES[dtype])):
+            for n in sorted({1, count // 3 + 1, count}):
+                got = _select.smallest(values, n)
+                np.testing.assert_array_equal(got, dst.smallest_magnitude(values, n))
+
+
+def test_emulated_selection_among_shares_of_equal_keys(rng, monkeypatch):
+    monkeypatch.setattr(_select, "SHARES", 3)
+    values = np.repeat(np.array([1.0, 2.0, 1.0, 0.5], np.float32), 4000)
+    for n in (4000, 4001, 6100, 8000, 8192, 11_999, 12_000):
+        np.testing.assert_array_equal(
+            _select.smallest(values, n), dst.smallest_magnitude(values, n)
+        )
+
+
+@every_dtype
+def test_emulated_updates_in_every_dtype(rng, dtype):
+    topology = random.random_topology((37, 41), density=0.3, seed=2)
+    for n in (0, 1, topology.nnz // 3, topology.nnz):
+        assert_updates_as_arrays(topology, values_of(rng, topology.nnz, dtype), n, n)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("density", [0.02, 0.3, 1.0])
+def test_emulated_updates_of_every_shape(rng, shape, density):
+    if shape[0] * shape[1] * density > 20_000:
+        density = 0.02
+    topology = random.random_topology(shape, density=density, seed=2)
+    for n in {topology.nnz // 3, topology.nnz}:
+        assert_updates_as_arrays(topology, values_of(rng, topology.nnz, "float32"), n, 5)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=problem_ids(PROBLEMS))
+def test_emulated_updates_of_odd_structures(rng, problem):
+    topology = make_topology(problem)
+    if not 0 < topology.m * topology.k < 2**22 or topology.nnz > 40_000:
+        pytest.skip("nothing to do, or too much for the emulator")
+    values = values_of(rng, topology.nnz, "float32")
+    inactive = topology.m * topology.k - topology.nnz
+    assert_updates_as_arrays(topology, values, topology.nnz // 2, 7)
+    n = min(inactive, topology.nnz + 3)
+    want = dst.grow(topology, n, key=9)
+    assert_same_change(changed_on_maps(topology, _device.Drop(0), n, 9), want)
+    if n:
+        got = _device.random_growth(topology, n, 9)
+        np.testing.assert_array_equal(got, dst.random_growth(topology, n, 9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=problems(), data=st.data())
+def test_emulated_updates_of_small_masks(problem, data):
+    mask, values = problem
+    topology = Topology.from_mask(mask)
+    if mask.size:
+        n = data.draw(st.integers(0, topology.nnz))
+        assert_updates_as_arrays(topology, values, n, data.draw(st.integers(0, 2**64 - 1)))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])
+def test_emulated_move_is_that_of_numpy(rng, dtype):
+    topology = random.random_topology((40, 50), density=0.5, seed=1)
+    array = rng.integers(0, 255, topology.nnz).astype(dtype)
+    remap = dst.restructure(topology, array.astype(np.float32), 0.5, key=1)[2]
+    out = np.full_like(array, 99)
+    _device.move(array, remap.new_to_old, out)
+    np.testing.assert_array_equal(out, remap.apply(array))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=problem_ids(PROBLEMS))
+def test_emulated_column_major_view(problem):
+    topology = make_topology(problem)
+    words = -(-topology.m // 32) * topology.k
+    if not topology.nnz or words > 2**20 or topology.nnz > 40_000:
+        pytest.skip("nothing to do, or too much for the emulator")
+    assert_view(topology)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (70, 9000)], ids=str)
+def test_emulated_column_major_view_of_every_shape(shape):
+    assert_view(random.random_topology(shape, density=0.02, nnz=None, seed=3))
+
+
+def assert_view(topology):
+    if topology.nnz == 0:
+        return
+    got = _structure.transpose_by_masks(topology.row_offsets, topology.columns, topology.shape)
+    for array, wanted in zip(got, topology.transposed, strict=True):
+        assert array.dtype == wanted.dtype
+        np.testing.assert_array_equal(array, wanted)
