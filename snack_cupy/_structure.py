@@ -84,8 +84,11 @@ def transpose_by_masks(
     space.add("before", 4 * strips * k)
     space.allocate(work)
     if out is None:
-        sizes = ((k + 1, np.int32), (nnz, index_dtype(m)), (nnz, np.int32))
-        out = TransposedView(*(work.xp.empty(*size) for size in sizes))
+        out = TransposedView(
+            work.xp.empty(k + 1, np.int32),
+            work.xp.empty(nnz, index_dtype(m)),
+            work.xp.empty(nnz, np.int32),
+        )
     index, structure = columns.dtype.name, (pointer(row_offsets), pointer(columns))
     blocks, sizes = strips * segments, (m, k, segments)
     masks, before = space["masks"], space["before"]

@@ -24,6 +24,7 @@ CUDA_TYPES = {
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SUMMED_IN_FLOAT = ("float32", "float16", "bfloat16")
 INDICES = ("uint16", "int32")
+WORDS = ("uint8", "uint16", "uint32", "uint64")  # moved or compared as bits
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ MARK_ENTRIES = Kernel("merge.cu", "mark_entries", (("T", (*FLOATS, "uint8")), ("
 EXPAND_RANKS = Kernel("merge.cu", "expand_ranks", ())
 EMIT_STRUCTURE = Kernel("merge.cu", "emit_structure", (("I", INDICES),))
 EMIT_POSITIONS = Kernel("merge.cu", "emit_positions", ())
-MOVE_ENTRIES = Kernel("merge.cu", "move_entries", (("W", ("uint8", "uint16", "uint32", "uint64")),))
+MOVE_ENTRIES = Kernel("merge.cu", "move_entries", (("W", WORDS),))
 TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
 TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
 TRANSPOSE_PLACE = Kernel("transpose.cu", "transpose_place", (("I", INDICES), ("R", INDICES)))
