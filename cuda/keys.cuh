@@ -1,4 +1,5 @@
-// The key by which a selection orders values: the bits without the sign.
+// What selections share: the key that orders values, which is their bits without the sign, and the
+// digit of a radix pass.
 #pragma once
 
 #include "bitmap.cuh"
@@ -6,6 +7,31 @@
 namespace snack {
 
 using Word = unsigned long long;
+
+constexpr int kDigits = 2048;  // of a radix pass, at most
+
+// By one block: the digit in which the key of that rank (from 1) lies, given how often each digit
+// occurs among the keys that begin with `prefix`. Extends the threshold in `state` (select.cu).
+__device__ __forceinline__ void find_digit(const unsigned* histogram, Word prefix, Size width,
+                                           Word rank, Word* state) {
+  constexpr int kOwn = kDigits / kThreads;
+  unsigned own[kOwn], sum = 0, total;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own[i] = __ldcg(histogram + threadIdx.x * kOwn + i);
+    sum += own[i];
+  }
+  unsigned before = block_scan(sum, total);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (before < rank && rank <= before + own[i]) {
+      state[0] = prefix << width | (threadIdx.x * kOwn + i);
+      state[1] = rank - before;
+      state[2] = own[i];
+    }
+    before += own[i];
+  }
+}
 
 template <typename T>
 struct KeyOf;

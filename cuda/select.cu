@@ -20,7 +20,6 @@
 
 namespace snack {
 
-constexpr int kDigits = 2048;
 // Number of keys: what the device has counted, or the host.
 __device__ __forceinline__ Size length_of(Size count, const unsigned* counted) {
   return counted ? min(count, static_cast<Size>(__ldcg(counted))) : count;
@@ -61,24 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   if (!is_last_block(arrivals)) return;
-  constexpr int kOwn = kDigits / kThreads;
-  const Word rank = first ? wanted : state[1];
-  unsigned own[kOwn], sum = 0, total;
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    own[i] = __ldcg(histogram + threadIdx.x * kOwn + i);
-    sum += own[i];
-  }
-  unsigned before = block_scan(sum, total);
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) {
-    if (before < rank && rank <= before + own[i]) {
-      state[0] = prefix << width | (threadIdx.x * kOwn + i);
-      state[1] = rank - before;
-      state[2] = own[i];
-    }
-    before += own[i];
-  }
+  find_digit(histogram, prefix, width, first ? wanted : state[1], state);
 }
 
 // A block counts the equal keys of its share of the entries; the last one finds the share in which

@@ -126,6 +126,13 @@ EXPAND_RANKS = Kernel("merge.cu", "expand_ranks", ())
 EMIT_STRUCTURE = Kernel("merge.cu", "emit_structure", (("I", INDICES),))
 EMIT_POSITIONS = Kernel("merge.cu", "emit_positions", ())
 MOVE_ENTRIES = Kernel("merge.cu", "move_entries", (("W", WORDS),))
+GRADIENT_TILES = Kernel(
+    "gradient.cu",
+    "gradient_tiles",
+    (("T", FLOATS), ("kPass", (0, 1, 2, 3))),  # kSample, kList, kDigit, kMark
+)
+MARK_LISTED = Kernel("gradient.cu", "mark_listed", ())
+EXPAND_MARKED = Kernel("gradient.cu", "expand_marked", ())
 TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
 TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
 TRANSPOSE_PLACE = Kernel("transpose.cu", "transpose_place", (("I", INDICES), ("R", INDICES)))
@@ -151,6 +158,9 @@ KERNELS = (
     EXPAND_RANKS,
     EMIT_STRUCTURE,
     EMIT_POSITIONS,
+    GRADIENT_TILES,
+    MARK_LISTED,
+    EXPAND_MARKED,
     MOVE_ENTRIES,
     TRANSPOSE_MASKS,
     TRANSPOSE_COUNTS,

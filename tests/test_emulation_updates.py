@@ -8,8 +8,9 @@ from helpers import DTYPES, PROBLEMS, make_topology, normal, problem_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snack_cupy import _device_work, _jit, _structure, dst, random
-from snack_cupy.dst import _device, _select
+from snack_cupy import _device_work, _jit, _structure, dispatch, dst, random
+from snack_cupy.dispatch import Device
+from snack_cupy.dst import _device, _gradient, _select
 from snack_cupy.topology import Topology
 
 pytestmark = pytest.mark.skipif(bool(emulator.missing()), reason=emulator.missing())
@@ -22,6 +23,7 @@ SHAPES = ((37, 41), (300, 84), (5, 70_000), (70_000, 5), (1, 1), (130, 64))
 def emulated():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_jit, "compile_instance", emulator.compile_instance)
+        patch.setattr(dispatch, "device_facts", lambda device: Device(2, 64 * 1024))
         _device_work._function.cache_clear()
         yield
     _device_work._function.cache_clear()
@@ -158,3 +160,76 @@ def assert_view(topology):
     for array, wanted in zip(got, topology.transposed, strict=True):
         assert array.dtype == wanted.dtype
         np.testing.assert_array_equal(array, wanted)
+
+
+def operands(rng, topology, batch, dtype, high=9):
+    """Integers, so that products and sums are exact, with many equal sums."""
+    sizes = topology.shape
+    return [rng.integers(-high, high + 1, (batch, size)).astype(DTYPES[dtype]) for size in sizes]
+
+
+def assert_grows_by_gradient(topology, left, right, counts):
+    for n in counts:
+        want = dst.grow_by_gradient(topology, left, right, n)
+        got = _device.gradient_growth(topology, left, right, n)
+        np.testing.assert_array_equal(got, want)
+
+
+@every_dtype
+def test_emulated_growth_by_gradient_in_every_dtype(rng, dtype):
+    topology = random.random_topology((133, 140), density=0.2, seed=3)
+    for batch in (1, 21):
+        left, right = operands(rng, topology, batch, dtype)
+        assert_grows_by_gradient(topology, left, right, (5000,))
+
+
+@pytest.mark.parametrize("shape", [(37, 41), (260, 300), (5, 2000), (2000, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("batch", [0, 1, 17])
+def test_emulated_growth_by_gradient_of_every_shape(rng, shape, batch):
+    topology = random.random_topology(shape, density=0.3, seed=3)
+    inactive = topology.m * topology.k - topology.nnz
+    left, right = operands(rng, topology, batch, "float32")
+    counts = {1, inactive} if batch == 17 else {inactive // 3 + 1}
+    assert_grows_by_gradient(topology, left, right, counts)
+
+
+def test_emulated_growth_by_gradient_of_rows_that_differ(rng):
+    topology = random.random_topology((300, 400), density=0.1, seed=5)
+    left, right = operands(rng, topology, 9, "float32")
+    left[:, :3] *= 100  # so that few rows get nearly all that grows
+    left[:, 200:] = 0
+    assert_grows_by_gradient(topology, left, right, (900, 3000))
+
+
+@pytest.mark.parametrize("capacity", [1, 700])
+def test_emulated_growth_by_gradient_without_a_list(rng, monkeypatch, capacity):
+    monkeypatch.setattr(_gradient, "capacity_of", lambda inactive, n: capacity)
+    topology = random.random_topology((150, 140), density=0.2, seed=3)
+    left, right = operands(rng, topology, 6, "float32", 2)
+    assert_grows_by_gradient(topology, left, right, (701, 9000))
+    assert_grows_by_gradient(topology, 0 * left, right, (701,))
+
+
+def test_emulated_growth_by_gradient_of_numbers_that_are_not_finite(rng):
+    topology = random.random_topology((40, 50), density=0.2, seed=3)
+    left, right = operands(rng, topology, 1, "float32")
+    left[0, 3], right[0, 7], right[0, 9] = np.inf, np.nan, 1e-42
+    assert_grows_by_gradient(topology, left, right, (30, 60, 1590))
+
+
+@settings(max_examples=25, deadline=None)
+@given(problem=problems(), data=st.data())
+def test_emulated_restructure_by_gradient(problem, data):
+    mask, values = problem
+    topology = Topology.from_mask(mask)
+    if not mask.size:
+        return
+    n = data.draw(st.integers(0, topology.nnz))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    growth = dst.GradientGrowth(*operands(rng, topology, 2, "float32", 2))
+    for regrown in ("survive", "reset"):
+        want = dst.restructure(topology, values, n=n, growth=growth, key=0, regrown=regrown)
+        maps = _device.Maps(topology, _device.Drop(n, values=values), n, by_gradient=True)
+        if n:
+            maps.grow_by_gradient(growth.left, growth.right)
+        assert_same_change(maps.structure(regrown), want)

@@ -17,10 +17,10 @@ from snack_cupy._counters import rounds_of
 from snack_cupy._device_work import THREADS, Work, Workspace, ceil_div, pointer, runs_kernels
 from snack_cupy._structure import index_dtype
 from snack_cupy._xp import Array, dtype_name
-from snack_cupy.dst import _select
+from snack_cupy.dst import _gradient, _select
 from snack_cupy.topology import Topology
 
-CHUNK = 32 * THREADS  # positions that a block handles
+CHUNK = _gradient.CHUNK
 _MARKED = 8 * THREADS  # entries that a block marks
 _MOVED = 4 * THREADS
 _SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
@@ -47,10 +47,15 @@ class Drop(NamedTuple):
 
 
 class Maps:
-    """The maps of one change; every method queues launches."""
+    """The maps of one change; every method queues launches.
 
-    def __init__(self, topology: Topology, drop: Drop, grown: int) -> None:
-        self.topology, self.grown = topology, grown
+    ``grown`` connections come: `grow_at_random`, or `grow_by_gradient` where that is announced.
+    """
+
+    def __init__(
+        self, topology: Topology, drop: Drop, grown: int, *, by_gradient: bool = False
+    ) -> None:
+        self.topology, self.grown, self.by_gradient = topology, grown, by_gradient and grown > 0
         self.work = Work(topology.columns)
         self.nnz_kept = topology.nnz - drop.n
         self.size = topology.m * topology.k
@@ -64,14 +69,17 @@ class Maps:
     def _lay_out(self, drop: Drop) -> None:
         self.space = space = Workspace()
         if drop.values is not None:
-            _select.add_parts(space, _select.key_bits(drop.values.dtype.itemsize))
+            _select.add_parts(space, "drop", _select.key_bits(drop.values.dtype.itemsize))
         space.add("arrivals", 4 * 8, zero=True)
         for name in ("old", "kept", "new"):
             space.add(f"{name}.counts", 4 * (self.chunks + 1), zero=True)
         for name in ("old", "kept"):
             space.add(name, 4 * self.words, zero=True)
-        if self.grown:
+        if self.by_gradient:
+            _gradient.add_parts(space, self.size - self.nnz_kept, self.grown, self.words)
+        elif self.grown:
             space.add("ranks", 4 * (self.words + 1), zero=True)
+        if self.grown:
             space.add("new", 4 * self.words)
         space.allocate(self.work)
 
@@ -84,7 +92,7 @@ class Maps:
         if drop.values is not None:
             tested = self.work.xp.ascontiguousarray(drop.values)
             dtype = dtype_name(tested)
-            _select.select(self.work, space, tested, drop.n)
+            _select.select(self.work, space, "drop", tested, drop.n)
         self.work.launch(
             kernels.MARK_ENTRIES,
             ceil_div(topology.nnz, _MARKED),
@@ -92,7 +100,7 @@ class Maps:
             pointer(topology.row_offsets),
             pointer(topology.columns),
             pointer(tested),
-            space["state"] if drop.values is not None else 0,
+            space["drop.state"] if drop.values is not None else 0,
             space["old"],
             space["kept"],
             space["old.counts"],
@@ -124,6 +132,12 @@ class Maps:
             space["new.counts"],
             space["arrivals"] + 4,
         )
+
+    def grow_by_gradient(self, left: Array, right: Array) -> None:
+        """New map: the kept one, and the ``grown`` inactive positions of largest gradient."""
+        domain = self.size - self.nnz_kept
+        shape = self.topology.shape
+        _gradient.grow(self.work, self.space, shape, domain, self.grown, left, right)
 
     def structure(self, regrown: str) -> tuple[Array, Array, Array]:
         """Row offsets, columns, and the old index of each new entry."""
@@ -170,6 +184,13 @@ def random_growth(topology: Topology, n: int, key: int) -> Array:
     """`snack_cupy.dst.random_growth` for n > 0."""
     maps = Maps(topology, Drop(0), n)
     maps.grow_at_random(key)
+    return maps.positions()
+
+
+def gradient_growth(topology: Topology, left: Array, right: Array, n: int) -> Array:
+    """`snack_cupy.dst.grow_by_gradient` for n > 0."""
+    maps = Maps(topology, Drop(0), n, by_gradient=True)
+    maps.grow_by_gradient(left, right)
     return maps.positions()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from snack_cupy import kernels
 from snack_cupy._device_work import THREADS, Work, Workspace, ceil_div, pointer
 from snack_cupy._xp import Array, dtype_name
@@ -30,18 +28,19 @@ def key_bits(itemsize: int) -> int:
     return 8 * itemsize - 1
 
 
-def add_parts(space: Workspace, bits: int) -> None:
-    """What `select` needs, all of it zeroed."""
+def add_parts(space: Workspace, name: str, bits: int) -> None:
+    """What one selection needs, all of it zeroed."""
     passes = len(digits(bits))
-    space.add("state", STATE, zero=True)
-    space.add("select.arrivals", 4 * (passes + 1), zero=True)
-    space.add("select.histograms", passes * 4 << DIGIT, zero=True)
-    space.add("select.counts", 4 * (SHARES + 1), zero=True)
+    space.add(f"{name}.state", STATE, zero=True)
+    space.add(f"{name}.arrivals", 4 * (passes + 1), zero=True)
+    space.add(f"{name}.histograms", passes * 4 << DIGIT, zero=True)
+    space.add(f"{name}.counts", 4 * (SHARES + 1), zero=True)
 
 
 def find_threshold(
     work: Work,
     space: Workspace,
+    name: str,
     keys: int,
     count: int,
     n: int,
@@ -61,27 +60,27 @@ def find_threshold(
             (count, n, shift, width, int(i == 0)),
             counted,
             keys,
-            space["state"],
-            space["select.histograms"] + (i * 4 << DIGIT),
-            space["select.arrivals"] + 4 * i,
+            space[f"{name}.state"],
+            space[f"{name}.histograms"] + (i * 4 << DIGIT),
+            space[f"{name}.arrivals"] + 4 * i,
             T=dtype,
         )
 
 
-def select(work: Work, space: Workspace, values: Array, n: int) -> None:
-    """Fill ``space["state"]`` for the ``n`` entries of smallest magnitude; 0 < n <= nnz."""
+def select(work: Work, space: Workspace, name: str, values: Array, n: int) -> None:
+    """Fill the state of a selection for the ``n`` entries of smallest magnitude; 0 < n <= nnz."""
     count, dtype = int(values.shape[0]), dtype_name(values)
     bits = key_bits(values.dtype.itemsize)
-    find_threshold(work, space, pointer(values), count, n, dtype, bits)
+    find_threshold(work, space, name, pointer(values), count, n, dtype, bits)
     share = max(ceil_div(count, SHARES), THREADS * _EACH)
     work.launch(
         kernels.SELECT_CUTOFF,
         ceil_div(count, share),
         (count, share),
         pointer(values),
-        space["state"],
-        space["select.counts"],
-        space["select.arrivals"] + 4 * len(digits(bits)),
+        space[f"{name}.state"],
+        space[f"{name}.counts"],
+        space[f"{name}.arrivals"] + 4 * len(digits(bits)),
         T=dtype,
     )
 
@@ -89,10 +88,11 @@ def select(work: Work, space: Workspace, values: Array, n: int) -> None:
 def smallest(values: Array, n: int) -> Array:
     """`snack_cupy.dst.smallest_magnitude` for 0 < n < nnz."""
     work, space = Work(values), Workspace()
-    add_parts(space, key_bits(values.dtype.itemsize))
+    name = "drop"
+    add_parts(space, name, key_bits(values.dtype.itemsize))
     space.allocate(work)
     values = work.xp.ascontiguousarray(values)
-    select(work, space, values, n)
+    select(work, space, name, values, n)
     count = int(values.shape[0])
     dropped = work.xp.empty(count, bool)
     work.launch(
@@ -100,13 +100,8 @@ def smallest(values: Array, n: int) -> Array:
         ceil_div(count, THREADS),
         (count,),
         pointer(values),
-        space["state"],
+        space[f"{name}.state"],
         pointer(dropped),
         T=dtype_name(values),
     )
     return dropped
-
-
-def as_bytes(mask: Array) -> Array:
-    """A bool array as the bytes that kernels read."""
-    return mask.view(np.uint8)

@@ -19,6 +19,7 @@ from snack_cupy._xp import Array, get_array_module, on_device
 from snack_cupy.dst import _device
 from snack_cupy.dst._arrays import compact
 from snack_cupy.dst.drop import Criterion, check_mask, select_drop
+from snack_cupy.dst.gradient import GradientGrowth
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
 from snack_cupy.dst.remap import Remap
 from snack_cupy.random import check_key, subkey
@@ -111,9 +112,9 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     topology : Topology
     n : int
         At most the number of inactive positions, ``m * k - nnz``.
-    growth : "random" or callable
-        See `random_growth`; a function ``(topology, n, key)`` that returns strictly increasing
-        inactive positions ``row * k + col``, int64.
+    growth : "random", GradientGrowth or callable
+        See `random_growth`, `grow_by_gradient`; a function ``(topology, n, key)`` that returns
+        strictly increasing inactive positions ``row * k + col``, int64.
     key : int
         For the growth's random numbers; see `snack_cupy.random.key`.
 
@@ -149,7 +150,7 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     n = check_growth_count("grow", topology, n)
     key = check_key("grow", key)
     with on_device(topology.columns):
-        if _on_maps(topology, growth):
+        if _on_maps("grow", topology, growth):
             return _change(topology, _device.Drop(0), n, growth, key)
         grown = select_growth("grow", growth, topology, n, key)
         positions, new_to_old, _ = _merge(topology, grown)
@@ -241,7 +242,7 @@ def restructure(
     _check_values(op, topology, values)
     key = check_key(op, key)
     with on_device(topology.columns):
-        if _on_maps(topology, growth):
+        if _on_maps(op, topology, growth):
             drop = _drop(op, criterion, values, n, subkey(key, 0))
             return _change(topology, drop, n, growth, subkey(key, 1), regrown)
         dropped = select_drop(op, criterion, values, n, subkey(key, 0))
@@ -255,8 +256,12 @@ def restructure(
         return *split_positions(positions, topology.shape), remap
 
 
-def _on_maps(topology: Topology, growth: str | Growth) -> bool:
-    return growth == "random" and _device.fits(topology)
+def _on_maps(op: str, topology: Topology, growth: str | Growth) -> bool:
+    """Whether kernels know this growth, whose operands are checked, and this size."""
+    if isinstance(growth, GradientGrowth):
+        growth.check(op, topology)
+    known = isinstance(growth, GradientGrowth) or growth == "random"
+    return known and _device.fits(topology)
 
 
 def _drop(op: str, criterion: str | Criterion, values: Array, n: int, key: int) -> _device.Drop:
@@ -275,8 +280,11 @@ def _change(
     regrown: str = "survive",
 ) -> Change:
     """The same by kernels on maps of bits: without ``drop``, and with ``n`` more."""
-    maps = _device.Maps(topology, drop, n)
-    if n:
+    by_gradient = isinstance(growth, GradientGrowth)
+    maps = _device.Maps(topology, drop, n, by_gradient=by_gradient)
+    if n and isinstance(growth, GradientGrowth):
+        maps.grow_by_gradient(growth.left, growth.right)
+    elif n:
         maps.grow_at_random(key)
     row_offsets, columns, new_to_old = maps.structure(regrown)
     return row_offsets, columns, Remap._from_parts(new_to_old, topology.nnz)

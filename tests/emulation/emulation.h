@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+using std::fma;
 using std::max;
 using std::min;
 

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import test_dst
 import test_dst_drop_grow
+import test_dst_gradient
 import test_dst_remap
 from gpu_arrays import put, tests_that_take_xp
 from helpers import DTYPES, normal, to_numpy
 
 from snack_cupy import _jit, dst, random
 
-globals().update(tests_that_take_xp(test_dst, test_dst_drop_grow, test_dst_remap))
+globals().update(
+    tests_that_take_xp(test_dst, test_dst_drop_grow, test_dst_gradient, test_dst_remap)
+)
 
 SHAPES = ((37, 41), (300, 784), (5, 70_000), (70_000, 5))
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
