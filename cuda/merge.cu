@@ -7,6 +7,7 @@
 //   emit_structure   old and new map -> row offsets, columns, and for each new entry its old index
 //   emit_positions   new map -> the positions of its bits
 //   move_entries     out[j] = in[new_to_old[j]], or zero where that is negative
+//   move_in_place    the same for several arrays that are rewritten where they are
 //
 // Positions, maps, chunks and counts are those of bitmap.cuh. A block of the kernels that start
 // from maps owns a chunk, a thread one word of it; a rank within the map is the chunk's exclusive
@@ -234,6 +235,60 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kEach; ++i) {
     const Size j = first + i * kThreads;
     if (j < count) out[j] = old[i] < 0 ? W(0) : in[old[i]];
+  }
+}
+
+// Entries that the threads of move_in_place can carry, each.
+template <typename W>
+constexpr int kCarried = sizeof(W) == 8 ? 17 : 34;
+
+// Waits until all blocks have come here `turns` times. Only for cooperative launches, whose blocks
+// all run at the same time.
+__device__ __forceinline__ void wait_for_all(unsigned* arrivals, unsigned turns) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrivals, 1u);
+    while (*static_cast<volatile unsigned*>(arrivals) < turns * gridDim.x) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+// The grid's threads carry a whole array in registers: all read their new entries, wait, and write
+// them. Up to four arrays one after another; count <= gridDim.x * kThreads * kCarried. A
+// cooperative launch; arrivals starts at zero.
+template <typename W>
+__global__ void __launch_bounds__(kThreads, 4)
+    move_in_place(Size count, Size arrays, const int* __restrict__ new_to_old, W* first, W* second,
+                  W* third, W* fourth, unsigned* arrivals) {
+  constexpr int kEach = 8;
+  const Size stride = static_cast<Size>(gridDim.x) * kThreads;
+  const Size start = static_cast<Size>(blockIdx.x) * kThreads + threadIdx.x;
+  for (int a = 0; a < arrays; ++a) {
+    W* array = a == 0 ? first : a == 1 ? second : a == 2 ? third : fourth;
+    W carried[kCarried<W>];
+#pragma unroll
+    for (int i = 0; i < kCarried<W>; i += kEach) {
+      if (i * stride >= count) break;
+      int old[kEach];
+#pragma unroll
+      for (int j = 0; j < kEach && i + j < kCarried<W>; ++j) {
+        const Size at = start + (i + j) * stride;
+        old[j] = at < count ? new_to_old[at] : -1;
+      }
+#pragma unroll
+      for (int j = 0; j < kEach && i + j < kCarried<W>; ++j) {
+        carried[i + j] = old[j] < 0 ? W(0) : array[old[j]];
+      }
+    }
+    wait_for_all(arrivals, a + 1);
+#pragma unroll
+    for (int i = 0; i < kCarried<W>; ++i) {
+      const Size at = start + i * stride;
+      if (at < count) array[at] = carried[i];
+    }
   }
 }
 

@@ -32,13 +32,24 @@ class Work:
         self.stream = None if is_numpy(like) else self.xp.cuda.get_current_stream()
 
     def launch(
-        self, kernel: Kernel, blocks: int, sizes: tuple[int, ...], *pointers: int, **values: Any
+        self,
+        kernel: Kernel,
+        blocks: int,
+        sizes: tuple[int, ...],
+        *pointers: int,
+        threads: int = THREADS,
+        cooperative: bool = False,
+        **values: Any,
     ) -> None:
-        """Blocks of `THREADS` threads of one instance; sizes come first, all 8 bytes wide."""
+        """Blocks of one instance; sizes come first, all 8 bytes wide.
+
+        ``cooperative``: all of them run at the same time, or the launch fails.
+        """
         if blocks == 0:
             return
         function = _function(kernel, self.device, tuple(values.items()))
-        function((blocks,), (THREADS,), sizes + pointers, 0, self.stream)
+        options = {"enable_cooperative_groups": True} if cooperative else {}
+        function((blocks,), (threads,), sizes + pointers, 0, self.stream, **options)
 
 
 class Workspace:

@@ -133,9 +133,10 @@ GRADIENT_TILES = Kernel(
 )
 MARK_LISTED = Kernel("gradient.cu", "mark_listed", ())
 EXPAND_MARKED = Kernel("gradient.cu", "expand_marked", ())
+MOVE_IN_PLACE = Kernel("merge.cu", "move_in_place", (("W", WORDS),))
 TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
 TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
-TRANSPOSE_PLACE = Kernel("transpose.cu", "transpose_place", (("I", INDICES), ("R", INDICES)))
+TRANSPOSE_ENTRIES = Kernel("transpose.cu", "transpose_entries", (("I", INDICES), ("R", INDICES)))
 
 KERNELS = (
     SPMM_BATCH_MAJOR,
@@ -162,7 +163,8 @@ KERNELS = (
     MARK_LISTED,
     EXPAND_MARKED,
     MOVE_ENTRIES,
+    MOVE_IN_PLACE,
     TRANSPOSE_MASKS,
     TRANSPOSE_COUNTS,
-    TRANSPOSE_PLACE,
+    TRANSPOSE_ENTRIES,
 )

@@ -8,11 +8,12 @@ entries are left to the array code.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from snack_cupy import kernels
+from snack_cupy import dispatch, kernels
 from snack_cupy._counters import rounds_of
 from snack_cupy._device_work import THREADS, Work, Workspace, ceil_div, pointer, runs_kernels
 from snack_cupy._structure import index_dtype
@@ -25,6 +26,9 @@ _MARKED = 8 * THREADS  # entries that a block marks
 _MOVED = 4 * THREADS
 _SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
 _PER_ENTRY = 256  # positions for each entry beyond that: 32 bytes for each map
+_CARRIED = 34  # entries of up to 4 bytes that a thread carries in registers
+_TOGETHER = 4  # arrays that one launch moves in place
+_LAUNCHES = 64  # of these in one update, at most
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
@@ -139,13 +143,23 @@ class Maps:
         shape = self.topology.shape
         _gradient.grow(self.work, self.space, shape, domain, self.grown, left, right)
 
-    def structure(self, regrown: str) -> tuple[Array, Array, Array]:
-        """Row offsets, columns, and the old index of each new entry."""
+    def structure(
+        self, regrown: str, before_writing: Callable[[], None] | None = None
+    ) -> tuple[Array, Array, Array]:
+        """Row offsets, columns, and the old index of each new entry.
+
+        With a function to call before, the first two are the topology's own arrays, rewritten; nnz
+        must stay what it is then.
+        """
         topology, space, xp = self.topology, self.space, self.work.xp
         nnz = self.nnz_kept + self.grown
-        row_offsets = xp.empty(topology.m + 1, np.int32)
-        columns = xp.empty(nnz, index_dtype(topology.k))
         new_to_old = xp.empty(nnz, np.int32)
+        if before_writing is None:
+            row_offsets = xp.empty(topology.m + 1, np.int32)
+            columns = xp.empty(nnz, index_dtype(topology.k))
+        else:
+            before_writing()
+            row_offsets, columns = topology.row_offsets, topology.columns
         new = "new" if self.grown else "kept"
         self.work.launch(
             kernels.EMIT_STRUCTURE,
@@ -207,6 +221,54 @@ def moves(array: Array) -> bool:
 def move(array: Array, new_to_old: Array, out: Array) -> None:
     """``out[j] = array[new_to_old[j]]``, or zero where that is negative; no memory is shared."""
     move_addresses(new_to_old, pointer(array), pointer(out), array.dtype.itemsize)
+
+
+class InPlace:
+    """`move` of several arrays to where they are; what it needs is allocated beforehand.
+
+    Parameters
+    ----------
+    like : array
+        Of the device, which must be current.
+    count : int
+        Entries of each array, before and after.
+    """
+
+    def __init__(self, like: Array, count: int) -> None:
+        self.work, self.count, self._launches = Work(like), count, 0
+        self._space = Workspace()
+        self._space.add("arrivals", 4 * _LAUNCHES, zero=True)
+        self._space.allocate(self.work)
+
+    def takes(self, itemsize: int) -> bool:
+        """Whether arrays of entries of so many bytes can be moved: they are short enough."""
+        each = _CARRIED if itemsize <= 4 else _CARRIED // 2
+        most = resident_blocks(self.work.device) * THREADS * each
+        return itemsize in _WORDS and self.count <= most
+
+    def move(self, new_to_old: Array, addresses: Sequence[int], itemsize: int) -> None:
+        """Move the arrays at these addresses."""
+        blocks = min(resident_blocks(self.work.device), ceil_div(self.count, THREADS))
+        for first in range(0, len(addresses), _TOGETHER):
+            group = list(addresses[first : first + _TOGETHER])
+            assert self._launches < _LAUNCHES
+            self.work.launch(
+                kernels.MOVE_IN_PLACE,
+                blocks,
+                (self.count, len(group)),
+                pointer(new_to_old),
+                *group,
+                *[0] * (_TOGETHER - len(group)),
+                self._space["arrivals"] + 4 * self._launches,
+                cooperative=True,
+                W=_WORDS[itemsize],
+            )
+            self._launches += 1
+
+
+def resident_blocks(device: int) -> int:
+    """Blocks of `move_in_place` that certainly run at the same time."""
+    return 4 * dispatch.device_facts(device).multiprocessors
 
 
 def move_addresses(new_to_old: Array, source: int, target: int, itemsize: int) -> None:

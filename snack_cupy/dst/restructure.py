@@ -10,6 +10,8 @@ Communications 2018).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from snack_cupy import _check
@@ -227,6 +229,57 @@ def restructure(
      array([1, 0, 1], dtype=uint16),
      array([ 1, -1,  2], dtype=int32))
     """
+    return _restructure(topology, values, drop_fraction, n, criterion, growth, key, regrown)
+
+
+def restructure_in_place(
+    topology: Topology,
+    values: Array,
+    drop_fraction: float,
+    *,
+    criterion: str | Criterion,
+    growth: str | Growth,
+    key: int,
+    regrown: str,
+    reserve: Callable[[], object],
+) -> Remap:
+    """`restructure`, and ``topology.update`` with what it gives, but without copies of it.
+
+    ``reserve`` is called when the decisions are made and nothing has been written: what may fail
+    for want of memory goes there.
+    """
+    refresh: list[Callable[[], None]] = []
+
+    def before_writing() -> None:
+        reserve()
+        refresh.append(topology.reserve_refresh())
+
+    row_offsets, columns, remap = _restructure(
+        topology, values, drop_fraction, None, criterion, growth, key, regrown, before_writing
+    )
+    if columns is topology.columns:
+        refresh[0]()
+    else:
+        reserve()
+        topology.update(row_offsets, columns)
+    return remap
+
+
+def _restructure(
+    topology: Topology,
+    values: Array,
+    drop_fraction: float | None,
+    n: int | None,
+    criterion: str | Criterion,
+    growth: str | Growth,
+    key: int,
+    regrown: str,
+    before_writing: Callable[[], None] | None = None,
+) -> Change:
+    """With a function to call before, and where kernels do it, the topology's arrays are written.
+
+    They are what is returned then.
+    """
     op = "restructure"
     check_topology(op, topology)
     nnz = topology.nnz
@@ -244,7 +297,7 @@ def restructure(
     with on_device(topology.columns):
         if _on_maps(op, topology, growth):
             drop = _drop(op, criterion, values, n, subkey(key, 0))
-            return _change(topology, drop, n, growth, subkey(key, 1), regrown)
+            return _change(topology, drop, n, growth, subkey(key, 1), regrown, before_writing)
         dropped = select_drop(op, criterion, values, n, subkey(key, 0))
         row_offsets, columns, pruned = _keep(topology, ~dropped, nnz - n)
         remaining = Topology._from_parts(row_offsets, columns, topology.shape)
@@ -278,6 +331,7 @@ def _change(
     growth: str | Growth = "random",
     key: int = 0,
     regrown: str = "survive",
+    before_writing: Callable[[], None] | None = None,
 ) -> Change:
     """The same by kernels on maps of bits: without ``drop``, and with ``n`` more."""
     by_gradient = isinstance(growth, GradientGrowth)
@@ -286,7 +340,7 @@ def _change(
         maps.grow_by_gradient(growth.left, growth.right)
     elif n:
         maps.grow_at_random(key)
-    row_offsets, columns, new_to_old = maps.structure(regrown)
+    row_offsets, columns, new_to_old = maps.structure(regrown, before_writing)
     return row_offsets, columns, Remap._from_parts(new_to_old, topology.nnz)
 
 

@@ -16,7 +16,8 @@ import torch
 from snack_cupy import dst
 from snack_cupy._check import check_count, fail
 from snack_cupy._xp import Array
-from snack_cupy.dst._device import move_addresses
+from snack_cupy.dst._device import InPlace, move_addresses
+from snack_cupy.dst.restructure import restructure_in_place
 from snack_cupy.torch import bridge
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def prune(
     n = _count("prune", amount, layer.nnz, layer.nnz)
 
     def change() -> Change:
-        return dst.prune(layer.topology, _scores(layer), n, criterion=criterion, key=key)
+        return dst.prune(layer.topology, _widened(layer.values), n, criterion=criterion, key=key)
 
     return _change(layer, change, optimizer)
 
@@ -57,20 +58,32 @@ def restructure(
     regrown: str,
     optimizer: torch.optim.Optimizer | None,
     key: int,
+    gradient: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dst.Remap:
     """`SnackLinear.restructure`."""
+    _check_update(layer, optimizer)
+    values, following = layer.values, []
 
-    def change() -> Change:
-        return dst.restructure(
+    def reserve() -> None:
+        following.append(_reserve(layer, optimizer))
+
+    with torch.no_grad(), bridge.array_scope(values.device):
+        growth: str | dst.GradientGrowth = "random"
+        if gradient is not None:
+            growth = dst.GradientGrowth(*map(_widened, gradient))
+        remap = restructure_in_place(
             layer.topology,
-            _scores(layer),
+            _widened(values),
             drop_fraction,
             criterion=criterion,
+            growth=growth,
             regrown=regrown,
             key=key,
+            reserve=reserve,
         )
-
-    return _change(layer, change, optimizer)
+        following[0].follow(remap)
+        torch.autograd.graph.increment_version([values, layer.row_offsets])
+    return remap
 
 
 def remap_optimizer_state(
@@ -134,28 +147,73 @@ def _is_per_connection(value: Any, nnz: int) -> bool:
 def _change(
     layer: SnackLinear, change: Callable[[], Change], optimizer: torch.optim.Optimizer | None
 ) -> dst.Remap:
-    """Decide on the next connections, then move everything; nothing moves if deciding fails."""
+    """New connections, of another number; nothing moves if deciding fails."""
+    _check_update(layer, optimizer)
+    values = layer.values
+    with torch.no_grad(), bridge.array_scope(values.device):
+        row_offsets, columns, remap = change()
+        following = _reserve(layer, optimizer)
+        if remap.nnz_new == remap.nnz_old:
+            layer.topology.update(row_offsets, columns)
+            following.follow(remap)
+        else:
+            _resize(layer, row_offsets, columns, remap)
+            if optimizer is not None:
+                remap_optimizer_state(optimizer, values, remap)
+        torch.autograd.graph.increment_version([values, layer.row_offsets])
+    return remap
+
+
+def _check_update(layer: SnackLinear, optimizer: torch.optim.Optimizer | None) -> None:
     values = layer.values
     if values.is_cuda and torch.cuda.is_current_stream_capturing():
         rule = "not be captured in a CUDA graph (update between its replays)"
         fail("restructure", "an update", rule, "a capture", RuntimeError)
     if optimizer is not None:
         check_optimizer_state(optimizer, values, layer.nnz)
-    with torch.no_grad(), bridge.array_scope(values.device):
-        topology = layer.topology
-        row_offsets, columns, remap = change()
-        if remap.nnz_new == remap.nnz_old:
-            # In place: the topology's arrays are views of the layer's buffers.
-            topology.update(row_offsets, columns)
-            values.copy_(_gather(values, remap))
-            if values.grad is not None:
-                values.grad.copy_(_gather(values.grad, remap))
-        else:
-            _resize(layer, row_offsets, columns, remap)
-        if optimizer is not None:
-            remap_optimizer_state(optimizer, values, remap)
-        torch.autograd.graph.increment_version([values, layer.row_offsets])
-    return remap
+
+
+def _reserve(layer: SnackLinear, optimizer: torch.optim.Optimizer | None) -> _Following:
+    """What follows an update that keeps nnz: values, gradient, optimiser state."""
+    values, nnz = layer.values, layer.nnz
+    state = {} if optimizer is None else optimizer.state.get(values, {})
+    kept = [tensor for tensor in state.values() if _is_per_connection(tensor, nnz)]
+    tensors = [values, *([] if values.grad is None else [values.grad]), *kept]
+    return _Following(tensors, layer.topology.columns, nnz)
+
+
+class _Following:
+    """The tensors with an entry per connection, to be rewritten as a remap says.
+
+    On a GPU those of one width together, without copies of them.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], like: Array, nnz: int) -> None:
+        self._in_place: InPlace | None = None
+        device = tensors[0].device
+        if device.type == "cuda":
+            self._in_place = InPlace(like, nnz)
+        self._by_width: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            width = tensor.element_size()
+            together = (
+                self._in_place is not None
+                and self._in_place.takes(width)
+                and tensor.device == device
+                and tensor.is_contiguous()
+            )
+            self._by_width.setdefault(width if together else 0, []).append(tensor)
+
+    def follow(self, remap: dst.Remap) -> None:
+        """Rewrite each tensor."""
+        for width, tensors in self._by_width.items():
+            if width and self._in_place is not None:
+                addresses = [tensor.data_ptr() for tensor in tensors]
+                self._in_place.move(remap.new_to_old, addresses, width)
+                torch.autograd.graph.increment_version(tensors)
+                continue
+            for tensor in tensors:
+                tensor.copy_(_gather(tensor, remap))
 
 
 def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, remap: dst.Remap) -> None:
@@ -206,10 +264,10 @@ def _gather(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:
     return taken.masked_fill_(index < 0, 0)
 
 
-def _scores(layer: SnackLinear) -> Array:
-    """The values as an array; bfloat16 widened, which keeps their order."""
-    values = layer.values.detach()
-    return bridge.to_array(values.float() if values.dtype is torch.bfloat16 else values)
+def _widened(tensor: torch.Tensor) -> Array:
+    """An array of the tensor's memory; bfloat16 widened, which keeps the order."""
+    tensor = tensor.detach()
+    return bridge.to_array(tensor.float() if tensor.dtype is torch.bfloat16 else tensor)
 
 
 def _count(op: str, amount: int | float, nnz: int, high: int) -> int:
