@@ -42,38 +42,60 @@ __device__ __forceinline__ unsigned block_scan(unsigned x, unsigned& total) {
 // `arrivals` starts at zero. Which block is last varies, but not what it then computes.
 __device__ __forceinline__ bool is_last_block(unsigned* arrivals) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(arrivals, 1u) == gridDim.x - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();  // for the whole block, which has met at the barrier
+    last = atomicAdd(arrivals, 1u) == gridDim.x - 1;
+  }
   __syncthreads();
   if (last) __threadfence();
   return last;
 }
 
-// counts[0 .. n - 1] -> their exclusive sums, with the sum of all in counts[n]. By one block, of
-// what others may have written.
-__device__ __forceinline__ void scan_counts(unsigned* counts, Size n) {
+// counts[0 .. n - 1] -> their exclusive sums, with the sum of all in counts[n]; for kLists such
+// lists at once. By one block, of what others may have written.
+template <int kLists>
+__device__ __forceinline__ void scan_lists(unsigned* const (&lists)[kLists], Size n) {
   constexpr int kEach = 8;
-  unsigned before = 0;
+  unsigned before[kLists] = {};
   for (Size first = 0; first < n; first += kThreads * kEach) {
-    unsigned held[kEach], sum = 0;
+    unsigned held[kLists][kEach], sum[kLists] = {};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const Size at = first + threadIdx.x * kEach + i;
-      held[i] = at < n ? __ldcg(counts + at) : 0;
-      sum += held[i];
-    }
-    unsigned total;
-    unsigned running = before + block_scan(sum, total);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const Size at = first + threadIdx.x * kEach + i;
-      if (at < n) counts[at] = running;
-      running += held[i];
+      for (int l = 0; l < kLists; ++l) {
+        held[l][i] = at < n ? __ldcg(lists[l] + at) : 0;
+        sum[l] += held[l][i];
+      }
     }
-    before += total;
+#pragma unroll
+    for (int l = 0; l < kLists; ++l) {
+      unsigned total;
+      unsigned running = before[l] + block_scan(sum[l], total);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const Size at = first + threadIdx.x * kEach + i;
+        if (at < n) lists[l][at] = running;
+        running += held[l][i];
+      }
+      before[l] += total;
+    }
   }
-  if (threadIdx.x == 0) counts[n] = before;
+  if (threadIdx.x == 0) {
+    for (int l = 0; l < kLists; ++l) lists[l][n] = before[l];
+  }
+}
+
+__device__ __forceinline__ void scan_counts(unsigned* counts, Size n) {
+  unsigned* const lists[1] = {counts};
+  scan_lists<1>(lists, n);
+}
+
+// Adds the set bits of a whole block to counts[blockIdx.x], which starts at zero.
+__device__ __forceinline__ void count_bits(unsigned bits, unsigned* counts) {
+  const unsigned sum = __reduce_add_sync(kFullMask, static_cast<unsigned>(__popc(bits)));
+  if (lane_id() == 0 && sum) atomicAdd(counts + blockIdx.x, sum);
 }
 
 }  // namespace snack

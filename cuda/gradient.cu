@@ -341,8 +341,7 @@ __global__ void __launch_bounds__(kThreads)
     made = kept_map[w] | grown_map[w] | taken;
     new_map[w] = made;
   }
-  block_scan(__popc(made), total);
-  if (threadIdx.x == 0) new_counts[blockIdx.x] = total;
+  count_bits(made, new_counts);
   if (is_last_block(arrivals)) scan_counts(new_counts, chunks);
 }
 

@@ -51,6 +51,19 @@ struct Drop<unsigned char> {
   __device__ __forceinline__ bool operator()(Size e) const { return dropped && dropped[e]; }
 };
 
+// The same for all rows, by a whole warp: its lanes probe 32 rows at a time.
+__device__ __forceinline__ int row_by_warp(const int* __restrict__ row_offsets, Size e, Size m) {
+  Size low = 0, high = m - 1;
+  while (low < high) {
+    const Size step = (high - low + kWarpSize - 1) / kWarpSize;
+    const Size probe = low + (lane_id() + 1) * step;
+    const bool starts = probe <= high && row_offsets[probe] <= e;
+    low += __popc(__ballot_sync(kFullMask, starts)) * step;
+    high = min(high, low + step - 1);
+  }
+  return static_cast<int>(low);
+}
+
 // A block owns kThreads * kEntries neighbouring entries, a warp 32 neighbouring ones at a time:
 // lanes whose bits fall into one word unite them, and the last of them writes. Without values
 // nothing is dropped. Maps and counts start at zero; the counts end as exclusive sums.
@@ -62,34 +75,45 @@ __global__ void __launch_bounds__(kThreads)
                  unsigned* old_counts, unsigned* kept_counts, unsigned* arrivals) {
   __shared__ int rows[2];
   const Size first = static_cast<Size>(blockIdx.x) * kThreads * kEntries;
-  if (threadIdx.x < 2) {
-    const Size e = threadIdx.x ? min(first + kThreads * kEntries, nnz) - 1 : first;
-    rows[threadIdx.x] = row_of(row_offsets, e, 0, static_cast<int>(m) - 1);
-  }
   const Drop<T> drop(values, state);
+  unsigned column[kEntries];
+  bool kept[kEntries];
+#pragma unroll
+  for (int i = 0; i < kEntries; ++i) {
+    const Size e = first + i * kThreads + threadIdx.x;
+    column[i] = e < nnz ? columns[e] : 0;
+    kept[i] = e < nnz && !drop(e);
+  }
+  if (threadIdx.x < 2 * kWarpSize) {
+    const int last = threadIdx.x / kWarpSize;
+    const Size e = last ? min(first + kThreads * kEntries, nnz) - 1 : first;
+    const int row = row_by_warp(row_offsets, e, m);
+    if (lane_id() == 0) rows[last] = row;
+  }
   __syncthreads();
 
   const int lane = lane_id();
+#pragma unroll
   for (int i = 0; i < kEntries; ++i) {
     const Size e = first + i * kThreads + threadIdx.x;
     const bool exists = e < nnz;
-    unsigned word = ~0u, old_bits = 0, kept_bits = 0;  // ~0u: no map has such a word
+    unsigned word = ~0u, old_bits = 0;  // ~0u: no map has such a word
     if (exists) {
       const unsigned row = row_of(row_offsets, e, rows[0], rows[1]);
-      const unsigned position = row * static_cast<unsigned>(k) + columns[e];
+      const unsigned position = row * static_cast<unsigned>(k) + column[i];
       word = position / kWordBits;
       old_bits = 1u << position % kWordBits;
-      kept_bits = drop(e) ? 0 : old_bits;
     }
+    unsigned kept_bits = kept[i] ? old_bits : 0;
     const unsigned existing = __ballot_sync(kFullMask, exists);
     if (!existing) break;
-    const unsigned kept = __ballot_sync(kFullMask, kept_bits != 0);
+    const unsigned all_kept = __ballot_sync(kFullMask, kept[i]);
     const unsigned chunk = word / kThreads;
     const int last = __popc(existing) - 1;
     if (__shfl_sync(kFullMask, chunk, 0) == __shfl_sync(kFullMask, chunk, last)) {
       if (lane == 0) {
         atomicAdd(old_counts + chunk, static_cast<unsigned>(last) + 1);
-        if (kept) atomicAdd(kept_counts + chunk, static_cast<unsigned>(__popc(kept)));
+        if (all_kept) atomicAdd(kept_counts + chunk, static_cast<unsigned>(__popc(all_kept)));
       }
     } else if (exists) {
       atomicAdd(old_counts + chunk, 1u);
@@ -112,8 +136,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   if (!is_last_block(arrivals)) return;
-  scan_counts(old_counts, chunks);
-  scan_counts(kept_counts, chunks);
+  unsigned* const lists[2] = {old_counts, kept_counts};
+  scan_lists<2>(lists, chunks);
 }
 
 // The bits of `bits`, from the lowest, at the positions that are 0 in `holes`, from the lowest;
@@ -143,8 +167,7 @@ __global__ void __launch_bounds__(kThreads)
     made = kept | deposit(__funnelshift_r(at[0], at[1], rank % kWordBits), kept);
     new_map[w] = made;
   }
-  block_scan(__popc(made), total);
-  if (threadIdx.x == 0) new_counts[blockIdx.x] = total;
+  count_bits(made, new_counts);
   if (is_last_block(arrivals)) scan_counts(new_counts, chunks);
 }
 

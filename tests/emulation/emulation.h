@@ -224,6 +224,12 @@ T atomicAdd(T* address, T value) {
   *address += value;
   return old;
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  for (int mask = 1; mask < emulation::kWarp; mask *= 2) {
+    value += __shfl_xor_sync(~0u, value, mask);
+  }
+  return value;
+}
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   using emulation::block;
   const int first = block->current / emulation::kWarp * emulation::kWarp;
