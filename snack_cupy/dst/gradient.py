@@ -83,6 +83,11 @@ class GradientGrowth:
     left, right : float arrays, shapes (batch, m) and (batch, k)
         As for `grow_by_gradient`.
 
+    Raises
+    ------
+    TypeError, ValueError
+        When it is used: as `grow_by_gradient`.
+
     Examples
     --------
     >>> import numpy as np
