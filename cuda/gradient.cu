@@ -9,10 +9,12 @@
 //                                as many scores meet as shall grow, and some more
 //   gradient_tiles<T, kList>     lists the scores of all tiles that meet the bound
 //   (select.cu)                  finds the threshold among those that were listed
-//   gradient_tiles<T, kDigit>    does so for all scores, by three passes over all tiles, where the
-//                                list was too short or too long; else it returns at once
-//   mark_listed, or gradient_tiles<T, kMark>   scores below the threshold -> grown map, those equal
-//                                to it -> tied map, and how many of these there are in each chunk
+//   mark_listed                  scores below the threshold -> grown map, those equal to it -> tied
+//                                map, and how many of these there are in each chunk
+//   gradient_tiles<T, kAgain>    both for all scores, where the list was too short or too long:
+//   three
+//                                passes over all tiles, a digit each, and one that marks; else they
+//                                return at once
 //   expand_marked                kept map + grown map + the first of the tied map -> new map
 //
 // The product is that of a dense matrix in float32 (float64: rounded to float32 at the end), by
@@ -35,26 +37,26 @@ constexpr int kBoundBits = 13;  // of a score that the sample's histogram tells 
 constexpr int kBounds = 1 << kBoundBits;
 constexpr int kBoundShift = 31 - kBoundBits;
 
-enum Pass { kSample, kList, kDigit, kMark };
+enum Pass { kSample, kList, kAgain };
 
 // found[0] bound of the list, [1] length of the list, [2] whether the list holds what is looked for
 constexpr int kBound = 0, kLength = 1, kUsable = 2;
 
 template <typename T>
-using Quad = Pack<Acc<T>, 4>;  // neighbouring rows or columns of a tile
+using Quad = Pack<T, 4>;  // neighbouring rows or columns of a tile
 
 constexpr int kQuads = kTile / 4;
 
 // Two slabs of batch rows: one in use, one being filled.
 template <typename T>
 struct Slabs {
-  static constexpr int kDepth = 64 / sizeof(Acc<T>);  // 16 or 8 batch rows
+  static constexpr int kDepth = 64 / sizeof(T);  // 16 or 8 batch rows
   Quad<T> left[2][kDepth][kQuads], right[2][kDepth][kQuads];
 };
 
 // Blocks on a multiprocessor: sums in double leave registers for one.
 template <typename T>
-constexpr int kResident = sizeof(Acc<T>) == 8 ? 1 : 2;
+constexpr int kResident = sizeof(T) == 8 ? 1 : 2;
 
 // A thread's part of the next slab of one operand, 4 columns of some batch rows, on its way from
 // global memory.
@@ -62,7 +64,7 @@ template <typename T>
 struct Carried {
   static constexpr int kAtOnce = kThreads / kQuads;  // batch rows that the block loads at once
   static constexpr int kRows = Slabs<T>::kDepth / kAtOnce;
-  Pack<T, 4> at[kRows];
+  Quad<T> at[kRows];
 
   __device__ __forceinline__ void load(const T* __restrict__ dense, Size first_row, Size batch,
                                        Size column, Size width, bool vector) {
@@ -71,12 +73,12 @@ struct Carried {
       const Size b = first_row + threadIdx.x / kQuads + i * kAtOnce;
       const T* source = dense + b * width + column;
       if (b < batch && vector && column + 4 <= width) {
-        at[i] = *reinterpret_cast<const Pack<T, 4>*>(source);
+        at[i] = *reinterpret_cast<const Quad<T>*>(source);
         continue;
       }
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        at[i].at[c] = b < batch && column + c < width ? source[c] : narrow<T>(0);
+        at[i].at[c] = b < batch && column + c < width ? source[c] : T(0);
       }
     }
   }
@@ -84,10 +86,7 @@ struct Carried {
   __device__ __forceinline__ void store(Quad<T> (*slab)[kQuads]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      Quad<T> wide;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) wide.at[c] = widen(at[i].at[c]);
-      slab[threadIdx.x / kQuads + i * kAtOnce][threadIdx.x % kQuads] = wide;
+      slab[threadIdx.x / kQuads + i * kAtOnce][threadIdx.x % kQuads] = at[i];
     }
   }
 };
@@ -143,8 +142,8 @@ __device__ __forceinline__ void find_bound(const unsigned* histogram, Size n, Si
 }
 
 // Grid: any; sampled or all tiles in turn. `vector`: rows of L and R keep the alignment of 4
-// elements. kSample uses histogram (kBounds), kDigit histogram (kDigits), kMark the last three.
-// found, state, histograms, maps, counts and arrivals start at zero.
+// elements. kSample uses a histogram of kBounds, kAgain one of kDigits, or none where width is 0:
+// then it marks. found, state, histograms, maps, counts and arrivals start at zero.
 template <typename T, int kPass>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     gradient_tiles(Size m, Size k, Size batch, Size n, Size inactive, Size samples, Size capacity,
@@ -159,14 +158,15 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
     unsigned counts[kPass == kSample ? kBounds : kDigits];
   } shared;
   __shared__ unsigned taken[kTile][kMaskWords];
-  if (kPass >= kDigit && found[kUsable]) return;
+  if (kPass == kAgain && found[kUsable]) return;
+  const bool marks = kPass == kAgain && width == 0;
 
   const Size down = (m + kTile - 1) / kTile, across = (k + kTile - 1) / kTile;
   const Size tiles = kPass == kSample ? samples : down * across;
   const Size words = (m * k + kWordBits - 1) / kWordBits;
   const int tx = threadIdx.x % 8 + threadIdx.x / 128 * 8, ty = threadIdx.x / 8 % 16;
-  const Word prefix = kPass == kDigit && shift + width < 31 ? state[0] : 0;
-  const Word threshold = kPass == kMark ? state[0] : 0;
+  // Of all digits found so far: a prefix, or the threshold.
+  const Word known = kPass == kAgain && shift + width < 31 ? state[0] : 0;
 
   for (Size t = blockIdx.x; t < tiles; t += gridDim.x) {
     const Size tile = kPass == kSample ? sampled_tile(t, samples, down, across) : t;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
     }
 
     // Product of the tile.
-    Acc<T> sums[8][8] = {};
+    T sums[8][8] = {};
     Carried<T> next_left, next_right;
     const Size quad = threadIdx.x % kQuads * 4;
     next_left.load(left, 0, batch, row0 + quad, m, vector);
@@ -232,15 +232,15 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       return static_cast<unsigned>((row0 + r) * k + column0 + c);
     };
 
-    if constexpr (kPass == kSample || kPass == kDigit) {
+    if (kPass == kSample || (kPass == kAgain && !marks)) {
       constexpr int kBins = kPass == kSample ? kBounds : kDigits;
       __syncthreads();  // the slabs are no longer needed
       for (int bin = threadIdx.x; bin < kBins; bin += kThreads) shared.counts[bin] = 0;
       __syncthreads();
       visit([&](unsigned score, int, int) {
-        if constexpr (kPass == kSample) {
+        if (kPass == kSample) {
           atomicAdd(&shared.counts[score >> kBoundShift], 1u);
-        } else if (static_cast<Word>(score) >> shift >> width == prefix) {
+        } else if (static_cast<Word>(score) >> shift >> width == known) {
           atomicAdd(&shared.counts[score >> shift & ((1u << width) - 1)], 1u);
         }
       });
@@ -269,11 +269,11 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       });
       __syncthreads();
     }
-    if constexpr (kPass == kMark) {
+    if (marks) {
       visit([&](unsigned score, int r, int c) {
-        if (score > threshold) return;
+        if (score > known) return;
         const unsigned position = position_of(r, c), bit = 1u << position % kWordBits;
-        if (score < threshold) {
+        if (score < known) {
           atomicOr(grown_map + position / kWordBits, bit);
         } else {
           atomicOr(tied_map + position / kWordBits, bit);
@@ -292,8 +292,8 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       const unsigned length = __ldcg(found + kLength);
       found[kUsable] = length >= n && length <= capacity;
     }
-  } else if constexpr (kPass == kDigit) {
-    find_digit(histogram, prefix, width, shift + width == 31 ? n : state[1], state);
+  } else if (!marks) {
+    find_digit(histogram, known, width, shift + width == 31 ? n : state[1], state);
   } else {
     scan_counts(tied_counts, (words + kThreads - 1) / kThreads);
   }

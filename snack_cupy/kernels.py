@@ -129,7 +129,7 @@ MOVE_ENTRIES = Kernel("merge.cu", "move_entries", (("W", WORDS),))
 GRADIENT_TILES = Kernel(
     "gradient.cu",
     "gradient_tiles",
-    (("T", FLOATS), ("kPass", (0, 1, 2, 3))),  # kSample, kList, kDigit, kMark
+    (("T", ("float32", "float64")), ("kPass", (0, 1, 2))),  # kSample, kList, kAgain
 )
 MARK_LISTED = Kernel("gradient.cu", "mark_listed", ())
 EXPAND_MARKED = Kernel("gradient.cu", "expand_marked", ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from snack_cupy import dispatch, kernels
 from snack_cupy._device_work import THREADS, Work, Workspace, ceil_div, pointer
 from snack_cupy._xp import Array, dtype_name
@@ -12,7 +14,7 @@ TILE = 128
 SPARE = 65536  # scores that the list can hold beyond twice the number that grow
 _BOUNDS = 8192  # bins of the sample's histogram
 _SCORE_BITS = 31
-_SAMPLE, _LIST, _DIGIT, _MARK = range(4)
+_SAMPLE, _LIST, _AGAIN = range(3)
 _LIST_BLOCKS = 512
 
 
@@ -35,6 +37,13 @@ def add_parts(space: Workspace, inactive: int, n: int, words: int) -> None:
         space.add(name, 4 * capacity_of(inactive, n))
 
 
+def widened(array: Array) -> Array:
+    """Half types as float32, which is exact; others as they are."""
+    if dtype_name(array) == "bfloat16":  # without asking CuPy for arithmetic in it
+        return (array.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32) if dtype_name(array) == "float16" else array
+
+
 def grow(
     work: Work,
     space: Workspace,
@@ -48,8 +57,8 @@ def grow(
 
     Everything is queued, also what does nothing unless the list turns out too short or too long.
     """
-    (m, k), dtype = shape, dtype_name(left)
-    left, right = work.xp.ascontiguousarray(left), work.xp.ascontiguousarray(right)
+    m, k = shape
+    left, right = (work.xp.ascontiguousarray(widened(each)) for each in (left, right))
     batch, item = left.shape[0], left.dtype.itemsize
     multiprocessors = dispatch.device_facts(work.device).multiprocessors
     tiles = ceil_div(m, TILE) * ceil_div(k, TILE)
@@ -78,7 +87,7 @@ def grow(
             space["positions"],
             space["tile.arrivals"] + 4 * arrivals,
             *maps,
-            T=dtype,
+            T=dtype_name(left),
             kPass=number,
         )
 
@@ -101,8 +110,8 @@ def grow(
     resident = min(tiles, 2 * multiprocessors)
     for i, (shift, width) in enumerate(_select.digits(_SCORE_BITS)):
         histogram = space["again.histograms"] + (i * 4 << _select.DIGIT)
-        tile_pass(_DIGIT, resident, 3 + i, histogram, shift, width)
-    tile_pass(_MARK, resident, 6)
+        tile_pass(_AGAIN, resident, 3 + i, histogram, shift, width)
+    tile_pass(_AGAIN, resident, 6)
     work.launch(
         kernels.EXPAND_MARKED,
         chunks,

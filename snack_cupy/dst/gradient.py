@@ -12,8 +12,9 @@ from types import ModuleType
 import numpy as np
 
 from snack_cupy import _check
-from snack_cupy._xp import Array, dtype_name, on_device
+from snack_cupy._xp import Array, on_device
 from snack_cupy.dst import _device
+from snack_cupy.dst._gradient import widened
 from snack_cupy.dst.grow import check_growth_count
 from snack_cupy.topology import Topology, check_topology
 
@@ -127,8 +128,7 @@ class GradientGrowth:
 def _by_blocks(topology: Topology, left: Array, right: Array, n: int) -> Array:
     """Block after block of rows, keeping the best ``n`` so far."""
     xp, (m, k) = topology.xp, topology.shape
-    if dtype_name(left) in ("float16", "bfloat16"):
-        left, right = left.astype(np.float32), right.astype(np.float32)
+    left, right = widened(left), widened(right)
     scores, positions = xp.empty(0, np.uint32), xp.empty(0, np.int64)
     step = max(1, _BLOCK // max(k, 1))
     active = topology.positions
