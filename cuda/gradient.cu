@@ -37,6 +37,8 @@ constexpr int kBoundBits = 13;  // of a score that the sample's histogram tells 
 constexpr int kBounds = 1 << kBoundBits;
 constexpr int kBoundShift = 31 - kBoundBits;
 
+constexpr int kStaged = 32;  // sums of a thread that go through shared memory at a time
+
 enum Pass { kSample, kList, kAgain };
 
 // found[0] bound of the list, [1] length of the list, [2] whether the list holds what is looked for
@@ -118,8 +120,12 @@ __device__ __forceinline__ Size sampled_tile(Size i, Size samples, Size down, Si
 __device__ __forceinline__ void find_bound(const unsigned* histogram, Size n, Size inactive,
                                            bool complete, unsigned* found) {
   constexpr int kOwn = kBounds / kThreads;
-  unsigned sum = 0, sampled;
-  for (int i = 0; i < kOwn; ++i) sum += __ldcg(histogram + threadIdx.x * kOwn + i);
+  unsigned own[kOwn], sum = 0, sampled;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    own[i] = __ldcg(histogram + threadIdx.x * kOwn + i);
+    sum += own[i];
+  }
   unsigned before = block_scan(sum, sampled);
   // A sample may err: some more, by six standard deviations and 4 percent.
   const float expected = static_cast<float>(n) * sampled / static_cast<float>(inactive);
@@ -131,13 +137,13 @@ __device__ __forceinline__ void find_bound(const unsigned* histogram, Size n, Si
     rank = static_cast<unsigned>(wanted);
   }
   if (rank == sampled && threadIdx.x == 0) found[kBound] = kLargestKey;
-  for (int i = 0; i < kOwn && rank < sampled; ++i) {
-    const int bin = threadIdx.x * kOwn + i;
-    const unsigned own = __ldcg(histogram + bin);
-    if (before < rank && rank <= before + own) {
-      found[kBound] = (static_cast<unsigned>(bin) << kBoundShift) + ((1u << kBoundShift) - 1);
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (rank < sampled && before < rank && rank <= before + own[i]) {
+      const unsigned bin = threadIdx.x * kOwn + i;
+      found[kBound] = (bin << kBoundShift) + ((1u << kBoundShift) - 1);
     }
-    before += own;
+    before += own[i];
   }
 }
 
@@ -156,6 +162,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
   __shared__ union {
     Slabs<T> slabs;
     unsigned counts[kPass == kSample ? kBounds : kDigits];
+    float sums[kStaged][kThreads];
   } shared;
   __shared__ unsigned taken[kTile][kMaskWords];
   if (kPass == kAgain && found[kUsable]) return;
@@ -251,22 +258,44 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       __syncthreads();
     }
     if constexpr (kPass == kList) {
+      // Few sums meet the bound: compare all, then let each thread walk its own few.
       const unsigned bound = found[kBound];
-      __shared__ unsigned base;
-      unsigned own = 0, total;
-      visit([&](unsigned score, int, int) { own += score <= bound; });
-      unsigned place = block_scan(own, total);
-      if (threadIdx.x == 0 && total) base = atomicAdd(found + kLength, total);
-      __syncthreads();
-      place += base;
-      visit([&](unsigned score, int r, int c) {
-        if (score > bound) return;
-        if (place < capacity) {
-          scores[place] = score;
-          positions[place] = position_of(r, c);
+      const float least = __int_as_float(static_cast<int>(kLargestKey - bound));
+      unsigned large[2] = {};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int r = i / 4 * (kTile / 2) + ty * 4 + i % 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int c = half * (kTile / 2) + tx * 4, place = i % 4 * 8 + half * 4;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const float g = static_cast<float>(sums[i][half * 4 + j]);
+            if (!(fabsf(g) < least)) large[i / 4] |= 1u << (place + j);  // NaN is large
+          }
+          large[i / 4] &= ~((taken[r][c / kWordBits] >> c % kWordBits & 15u) << place);
         }
-        ++place;
-      });
+      }
+      __shared__ unsigned base;
+      unsigned total;
+      unsigned place = block_scan(__popc(large[0]) + __popc(large[1]), total);
+      if (threadIdx.x == 0 && total) base = atomicAdd(found + kLength, total);
+      __syncthreads();  // nor are the slabs needed any more
+      place += base;
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+#pragma unroll
+        for (int i = 0; i < kStaged; ++i) {
+          shared.sums[i][threadIdx.x] = static_cast<float>(sums[part * 4 + i / 8][i % 8]);
+        }
+        for (unsigned rest = large[part]; rest; rest &= rest - 1, ++place) {
+          const int i = __ffs(rest) - 1;
+          if (place >= capacity) break;
+          scores[place] = score_of(shared.sums[i][threadIdx.x]);
+          const int r = part * (kTile / 2) + ty * 4 + i / 8;
+          positions[place] = position_of(r, i / 4 % 2 * (kTile / 2) + tx * 4 + i % 4);
+        }
+      }
       __syncthreads();
     }
     if (marks) {
@@ -307,15 +336,23 @@ __global__ void __launch_bounds__(kThreads)
                 unsigned* arrivals) {
   if (!found[kUsable]) return;
   const unsigned length = found[kLength], threshold = static_cast<unsigned>(state[0]);
-  for (unsigned i = blockIdx.x * kThreads + threadIdx.x; i < length; i += gridDim.x * kThreads) {
-    const unsigned score = scores[i];
-    if (score > threshold) continue;
-    const unsigned position = positions[i], bit = 1u << position % kWordBits;
-    if (score < threshold) {
-      atomicOr(grown_map + position / kWordBits, bit);
-    } else {
-      atomicOr(tied_map + position / kWordBits, bit);
-      atomicAdd(tied_counts + position / kChunkBits, 1u);
+  constexpr int kEach = 4;
+  const unsigned first = blockIdx.x * kThreads * kEach + threadIdx.x;
+  unsigned score[kEach], position[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const unsigned at = first + i * kThreads;
+    score[i] = at < length ? scores[at] : ~0u;
+    position[i] = at < length ? positions[at] : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const unsigned word = position[i] / kWordBits, bit = 1u << position[i] % kWordBits;
+    if (score[i] < threshold) {
+      atomicOr(grown_map + word, bit);
+    } else if (score[i] == threshold) {
+      atomicOr(tied_map + word, bit);
+      atomicAdd(tied_counts + word / kThreads, 1u);
     }
   }
   if (is_last_block(arrivals)) scan_counts(tied_counts, chunks);

@@ -17,6 +17,7 @@
 namespace snack {
 
 constexpr int kEntries = 8;  // that a thread of mark_entries takes
+constexpr int kSpan = 1024;  // words of the maps that a block holds at a time
 
 // The row of entry e, which lies in [low, high]: the last one that starts at e or before.
 __device__ __forceinline__ int row_of(const int* __restrict__ row_offsets, Size e, int low,
@@ -64,9 +65,10 @@ __device__ __forceinline__ int row_by_warp(const int* __restrict__ row_offsets, 
   return static_cast<int>(low);
 }
 
-// A block owns kThreads * kEntries neighbouring entries, a warp 32 neighbouring ones at a time:
-// lanes whose bits fall into one word unite them, and the last of them writes. Without values
-// nothing is dropped. Maps and counts start at zero; the counts end as exclusive sums.
+// A block owns kThreads * kEntries neighbouring entries and takes the words of the maps that they
+// fall into kSpan at a time: bits are united in shared memory, then a thread writes a word. Only
+// the first and the last word may have bits of other blocks as well. Without values nothing is
+// dropped. Maps and counts start at zero; the counts end as exclusive sums.
 template <typename T, typename I>
 __global__ void __launch_bounds__(kThreads)
     mark_entries(Size m, Size k, Size nnz, Size chunks, const int* __restrict__ row_offsets,
@@ -74,66 +76,69 @@ __global__ void __launch_bounds__(kThreads)
                  const Word* __restrict__ state, unsigned* old_map, unsigned* kept_map,
                  unsigned* old_counts, unsigned* kept_counts, unsigned* arrivals) {
   __shared__ int rows[2];
+  __shared__ unsigned ends[2];  // first and last word
+  __shared__ unsigned old_words[kSpan], kept_words[kSpan];
   const Size first = static_cast<Size>(blockIdx.x) * kThreads * kEntries;
+  const Size end = min(first + kThreads * kEntries, nnz);
   const Drop<T> drop(values, state);
-  unsigned column[kEntries];
+  unsigned position[kEntries];
   bool kept[kEntries];
 #pragma unroll
   for (int i = 0; i < kEntries; ++i) {
     const Size e = first + i * kThreads + threadIdx.x;
-    column[i] = e < nnz ? columns[e] : 0;
-    kept[i] = e < nnz && !drop(e);
+    position[i] = e < end ? columns[e] : 0;
+    kept[i] = e < end && !drop(e);
   }
+  for (int w = threadIdx.x; w < kSpan; w += kThreads) old_words[w] = kept_words[w] = 0;
   if (threadIdx.x < 2 * kWarpSize) {
     const int last = threadIdx.x / kWarpSize;
-    const Size e = last ? min(first + kThreads * kEntries, nnz) - 1 : first;
-    const int row = row_by_warp(row_offsets, e, m);
+    const int row = row_by_warp(row_offsets, last ? end - 1 : first, m);
     if (lane_id() == 0) rows[last] = row;
   }
   __syncthreads();
-
-  const int lane = lane_id();
 #pragma unroll
   for (int i = 0; i < kEntries; ++i) {
     const Size e = first + i * kThreads + threadIdx.x;
-    const bool exists = e < nnz;
-    unsigned word = ~0u, old_bits = 0;  // ~0u: no map has such a word
-    if (exists) {
+    if (e < end) {
       const unsigned row = row_of(row_offsets, e, rows[0], rows[1]);
-      const unsigned position = row * static_cast<unsigned>(k) + column[i];
-      word = position / kWordBits;
-      old_bits = 1u << position % kWordBits;
+      position[i] += row * static_cast<unsigned>(k);
+      if (e == first) ends[0] = position[i] / kWordBits;
+      if (e == end - 1) ends[1] = position[i] / kWordBits;
+    } else {
+      position[i] = ~0u;  // in no word
     }
-    unsigned kept_bits = kept[i] ? old_bits : 0;
-    const unsigned existing = __ballot_sync(kFullMask, exists);
-    if (!existing) break;
-    const unsigned all_kept = __ballot_sync(kFullMask, kept[i]);
-    const unsigned chunk = word / kThreads;
-    const int last = __popc(existing) - 1;
-    if (__shfl_sync(kFullMask, chunk, 0) == __shfl_sync(kFullMask, chunk, last)) {
-      if (lane == 0) {
-        atomicAdd(old_counts + chunk, static_cast<unsigned>(last) + 1);
-        if (all_kept) atomicAdd(kept_counts + chunk, static_cast<unsigned>(__popc(all_kept)));
-      }
-    } else if (exists) {
-      atomicAdd(old_counts + chunk, 1u);
-      if (kept_bits) atomicAdd(kept_counts + chunk, 1u);
-    }
+  }
+  __syncthreads();
+
+  // Windows start at a multiple of the warp's size, so that a warp's words are of one chunk.
+  const unsigned first_word = ends[0], last_word = ends[1];
+  for (unsigned window = first_word / kWarpSize * kWarpSize; window <= last_word; window += kSpan) {
 #pragma unroll
-    for (int distance = 1; distance < kWarpSize; distance *= 2) {
-      const unsigned other = __shfl_up_sync(kFullMask, word, distance);
-      const unsigned others_old = __shfl_up_sync(kFullMask, old_bits, distance);
-      const unsigned others_kept = __shfl_up_sync(kFullMask, kept_bits, distance);
-      if (lane >= distance && other == word) {
-        old_bits |= others_old;
-        kept_bits |= others_kept;
+    for (int i = 0; i < kEntries; ++i) {
+      const unsigned word = position[i] / kWordBits - window, bit = 1u << position[i] % kWordBits;
+      if (word >= kSpan) continue;
+      atomicOr(&old_words[word], bit);
+      if (kept[i]) atomicOr(&kept_words[word], bit);
+    }
+    __syncthreads();
+    for (int w = threadIdx.x; w < kSpan; w += kThreads) {
+      const unsigned word = window + w, old_bits = old_words[w], kept_bits = kept_words[w];
+      old_words[w] = kept_words[w] = 0;
+      if (word == first_word || word == last_word) {
+        if (old_bits) atomicOr(old_map + word, old_bits);
+        if (kept_bits) atomicOr(kept_map + word, kept_bits);
+      } else if (old_bits) {
+        old_map[word] = old_bits;
+        kept_map[word] = kept_bits;
+      }
+      const unsigned old_sum = __reduce_add_sync(kFullMask, __popc(old_bits) + 0u);
+      const unsigned kept_sum = __reduce_add_sync(kFullMask, __popc(kept_bits) + 0u);
+      if (lane_id() == 0 && old_sum) {
+        atomicAdd(old_counts + word / kThreads, old_sum);
+        if (kept_sum) atomicAdd(kept_counts + word / kThreads, kept_sum);
       }
     }
-    const unsigned next = __shfl_down_sync(kFullMask, word, 1);
-    if (exists && (lane == kWarpSize - 1 || next != word)) {
-      atomicOr(old_map + word, old_bits);
-      if (kept_bits) atomicOr(kept_map + word, kept_bits);
-    }
+    __syncthreads();
   }
   if (!is_last_block(arrivals)) return;
   unsigned* const lists[2] = {old_counts, kept_counts};
@@ -261,57 +266,61 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Entries that the threads of move_in_place can carry, each.
-template <typename W>
-constexpr int kCarried = sizeof(W) == 8 ? 17 : 34;
+// Words of up to 4 bytes that a thread of move_in_place carries, and entries of kTogether arrays.
+constexpr int kCarried = 51;
+template <typename W, int kTogether>
+constexpr int kCarriedOfEach = kCarried / kTogether / (sizeof(W) == 8 ? 2 : 1);
 
-// Waits until all blocks have come here `turns` times. Only for cooperative launches, whose blocks
-// all run at the same time.
-__device__ __forceinline__ void wait_for_all(unsigned* arrivals, unsigned turns) {
+// Waits until all blocks have come here. Only for cooperative launches, whose blocks all run at the
+// same time.
+__device__ __forceinline__ void wait_for_all(unsigned* arrivals) {
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
     atomicAdd(arrivals, 1u);
-    while (*static_cast<volatile unsigned*>(arrivals) < turns * gridDim.x) {
+    while (*static_cast<volatile unsigned*>(arrivals) < gridDim.x) {
     }
     __threadfence();
   }
   __syncthreads();
 }
 
-// The grid's threads carry a whole array in registers: all read their new entries, wait, and write
-// them. Up to four arrays one after another; count <= gridDim.x * kThreads * kCarried. A
-// cooperative launch; arrivals starts at zero.
-template <typename W>
-__global__ void __launch_bounds__(kThreads, 4)
-    move_in_place(Size count, Size arrays, const int* __restrict__ new_to_old, W* first, W* second,
-                  W* third, W* fourth, unsigned* arrivals) {
-  constexpr int kEach = 8;
+// The grid's threads carry kTogether whole arrays in registers: all read their new entries, wait,
+// and write them. count <= gridDim.x * kThreads * kCarriedOfEach. A cooperative launch; arrivals
+// starts at zero.
+template <typename W, int kTogether>
+__global__ void __launch_bounds__(kThreads, 3)
+    move_in_place(Size count, const int* __restrict__ new_to_old, W* first, W* second, W* third,
+                  unsigned* arrivals) {
+  constexpr int kOfEach = kCarriedOfEach<W, kTogether>, kEach = 8;
   const Size stride = static_cast<Size>(gridDim.x) * kThreads;
   const Size start = static_cast<Size>(blockIdx.x) * kThreads + threadIdx.x;
-  for (int a = 0; a < arrays; ++a) {
-    W* array = a == 0 ? first : a == 1 ? second : a == 2 ? third : fourth;
-    W carried[kCarried<W>];
+  W* const arrays[3] = {first, second, third};
+  W carried[kTogether][kOfEach];
 #pragma unroll
-    for (int i = 0; i < kCarried<W>; i += kEach) {
-      if (i * stride >= count) break;
-      int old[kEach];
+  for (int i = 0; i < kOfEach; i += kEach) {
+    if (i * stride >= count) break;
+    int old[kEach];
 #pragma unroll
-      for (int j = 0; j < kEach && i + j < kCarried<W>; ++j) {
-        const Size at = start + (i + j) * stride;
-        old[j] = at < count ? new_to_old[at] : -1;
-      }
+    for (int j = 0; j < kEach && i + j < kOfEach; ++j) {
+      const Size at = start + (i + j) * stride;
+      old[j] = at < count ? new_to_old[at] : -1;
+    }
 #pragma unroll
-      for (int j = 0; j < kEach && i + j < kCarried<W>; ++j) {
-        carried[i + j] = old[j] < 0 ? W(0) : array[old[j]];
+    for (int j = 0; j < kEach && i + j < kOfEach; ++j) {
+#pragma unroll
+      for (int a = 0; a < kTogether; ++a) {
+        carried[a][i + j] = old[j] < 0 ? W(0) : arrays[a][old[j]];
       }
     }
-    wait_for_all(arrivals, a + 1);
+  }
+  wait_for_all(arrivals);
 #pragma unroll
-    for (int i = 0; i < kCarried<W>; ++i) {
-      const Size at = start + i * stride;
-      if (at < count) array[at] = carried[i];
-    }
+  for (int i = 0; i < kOfEach; ++i) {
+    const Size at = start + i * stride;
+    if (at >= count) break;
+#pragma unroll
+    for (int a = 0; a < kTogether; ++a) arrays[a][at] = carried[a][i];
   }
 }
 

@@ -133,7 +133,11 @@ GRADIENT_TILES = Kernel(
 )
 MARK_LISTED = Kernel("gradient.cu", "mark_listed", ())
 EXPAND_MARKED = Kernel("gradient.cu", "expand_marked", ())
-MOVE_IN_PLACE = Kernel("merge.cu", "move_in_place", (("W", WORDS),))
+MOVE_IN_PLACE = Kernel(
+    "merge.cu",
+    "move_in_place",
+    (("W", ("uint16", "uint32", "uint64")), ("kTogether", (1, 2, 3))),
+)
 TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
 TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
 TRANSPOSE_ENTRIES = Kernel("transpose.cu", "transpose_entries", (("I", INDICES), ("R", INDICES)))

@@ -26,8 +26,7 @@ _MARKED = 8 * THREADS  # entries that a block marks
 _MOVED = 4 * THREADS
 _SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
 _PER_ENTRY = 256  # positions for each entry beyond that: 32 bytes for each map
-_CARRIED = 34  # entries of up to 4 bytes that a thread carries in registers
-_TOGETHER = 4  # arrays that one launch moves in place
+_CARRIED = 51  # words of up to 4 bytes that a thread carries in registers
 _LAUNCHES = 64  # of these in one update, at most
 _WORDS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
@@ -242,33 +241,44 @@ class InPlace:
 
     def takes(self, itemsize: int) -> bool:
         """Whether arrays of entries of so many bytes can be moved: they are short enough."""
-        each = _CARRIED if itemsize <= 4 else _CARRIED // 2
-        most = resident_blocks(self.work.device) * THREADS * each
-        return itemsize in _WORDS and self.count <= most
+        return itemsize in (2, 4, 8) and self._together(itemsize) > 0
+
+    def _together(self, itemsize: int) -> int:
+        """How many arrays the grid's threads can carry at a time."""
+        threads = resident_blocks(self.work.device) * THREADS
+        fitting = (g for g in (3, 2, 1) if self.count <= threads * carried(itemsize, g))
+        return next(fitting, 0)
 
     def move(self, new_to_old: Array, addresses: Sequence[int], itemsize: int) -> None:
         """Move the arrays at these addresses."""
         blocks = min(resident_blocks(self.work.device), ceil_div(self.count, THREADS))
-        for first in range(0, len(addresses), _TOGETHER):
-            group = list(addresses[first : first + _TOGETHER])
+        together = self._together(itemsize)
+        for first in range(0, len(addresses), together):
+            group = list(addresses[first : first + together])
             assert self._launches < _LAUNCHES
             self.work.launch(
                 kernels.MOVE_IN_PLACE,
                 blocks,
-                (self.count, len(group)),
+                (self.count,),
                 pointer(new_to_old),
                 *group,
-                *[0] * (_TOGETHER - len(group)),
+                *[0] * (3 - len(group)),
                 self._space["arrivals"] + 4 * self._launches,
                 cooperative=True,
                 W=_WORDS[itemsize],
+                kTogether=len(group),
             )
             self._launches += 1
 
 
+def carried(itemsize: int, together: int) -> int:
+    """Entries of each of so many arrays that a thread carries, as in ``cuda/merge.cu``."""
+    return _CARRIED // together // (2 if itemsize == 8 else 1)
+
+
 def resident_blocks(device: int) -> int:
     """Blocks of `move_in_place` that certainly run at the same time."""
-    return 4 * dispatch.device_facts(device).multiprocessors
+    return 3 * dispatch.device_facts(device).multiprocessors
 
 
 def move_addresses(new_to_old: Array, source: int, target: int, itemsize: int) -> None:

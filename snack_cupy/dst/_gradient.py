@@ -15,7 +15,6 @@ SPARE = 65536  # scores that the list can hold beyond twice the number that grow
 _BOUNDS = 8192  # bins of the sample's histogram
 _SCORE_BITS = 31
 _SAMPLE, _LIST, _AGAIN = range(3)
-_LIST_BLOCKS = 512
 
 
 def capacity_of(inactive: int, n: int) -> int:
@@ -98,7 +97,7 @@ def grow(
     )
     work.launch(
         kernels.MARK_LISTED,
-        min(ceil_div(capacity, THREADS), _LIST_BLOCKS),
+        ceil_div(capacity, 4 * THREADS),
         (capacity, chunks),
         found,
         state,
