@@ -92,10 +92,30 @@ __device__ __forceinline__ void scan_counts(unsigned* counts, Size n) {
   scan_lists<1>(lists, n);
 }
 
-// Adds the set bits of a whole block to counts[blockIdx.x], which starts at zero.
-__device__ __forceinline__ void count_bits(unsigned bits, unsigned* counts) {
+// Kernels with little to do for a word take the same word of kParts chunks at once, to have as many
+// loads in flight: chunk blockIdx.x * kParts + part.
+constexpr int kParts = 4;
+
+// before[part]: set bits in the chunk of that part before this thread's word. Two counts, which are
+// at most kChunkBits, share a scan.
+__device__ __forceinline__ void scan_bits(const unsigned (&bits)[kParts],
+                                          unsigned (&before)[kParts]) {
+  static_assert(kChunkBits < 65536, "the sum of a chunk must fit 16 bits");
+#pragma unroll
+  for (int part = 0; part < kParts; part += 2) {
+    unsigned total;
+    const unsigned both = static_cast<unsigned>(__popc(bits[part])) |
+                          static_cast<unsigned>(__popc(bits[part + 1])) << 16;
+    const unsigned scanned = block_scan(both, total);
+    before[part] = scanned & 0xffff;
+    before[part + 1] = scanned >> 16;
+  }
+}
+
+// Adds the set bits of a warp, whose words are of one chunk, to its count, which starts at zero.
+__device__ __forceinline__ void count_bits(unsigned bits, unsigned* count) {
   const unsigned sum = __reduce_add_sync(kFullMask, static_cast<unsigned>(__popc(bits)));
-  if (lane_id() == 0 && sum) atomicAdd(counts + blockIdx.x, sum);
+  if (lane_id() == 0 && sum) atomicAdd(count, sum);
 }
 
 }  // namespace snack

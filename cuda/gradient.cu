@@ -358,27 +358,35 @@ __global__ void __launch_bounds__(kThreads)
   if (is_last_block(arrivals)) scan_counts(tied_counts, chunks);
 }
 
-// A block owns a chunk; of the tied positions the first state[1] grow.
+// A block owns kParts chunks; of the tied positions the first state[1] grow.
 __global__ void __launch_bounds__(kThreads)
     expand_marked(Size words, Size chunks, const unsigned* __restrict__ kept_map,
                   const unsigned* __restrict__ grown_map, const unsigned* __restrict__ tied_map,
                   const unsigned* __restrict__ tied_sums, const Word* __restrict__ state,
                   unsigned* __restrict__ new_map, unsigned* new_counts, unsigned* arrivals) {
-  const Size w = static_cast<Size>(blockIdx.x) * kThreads + threadIdx.x;
-  unsigned tied = w < words ? tied_map[w] : 0, total;
-  const unsigned before = tied_sums[blockIdx.x] + block_scan(__popc(tied), total);
+  unsigned tied[kParts], before[kParts], made[kParts];
+  const Size chunk = static_cast<Size>(blockIdx.x) * kParts;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const Size w = (chunk + part) * kThreads + threadIdx.x;
+    tied[part] = w < words ? tied_map[w] : 0;
+    made[part] = w < words ? kept_map[w] | grown_map[w] : 0;
+  }
+  scan_bits(tied, before);
   const unsigned wanted = static_cast<unsigned>(state[1]);
-  unsigned taken = 0;
-  for (unsigned left = wanted > before ? wanted - before : 0; left && tied; --left) {
-    taken |= tied & -tied;
-    tied &= tied - 1;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const Size w = (chunk + part) * kThreads + threadIdx.x;
+    if (tied[part]) {
+      before[part] += tied_sums[chunk + part];
+      unsigned left = wanted > before[part] ? wanted - before[part] : 0;
+      for (unsigned rest = tied[part]; left && rest; --left, rest &= rest - 1) {
+        made[part] |= rest & -rest;
+      }
+    }
+    if (w < words) new_map[w] = made[part];
+    count_bits(made[part], new_counts + chunk + part);
   }
-  unsigned made = 0;
-  if (w < words) {
-    made = kept_map[w] | grown_map[w] | taken;
-    new_map[w] = made;
-  }
-  count_bits(made, new_counts);
   if (is_last_block(arrivals)) scan_counts(new_counts, chunks);
 }
 

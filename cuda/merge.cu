@@ -156,23 +156,34 @@ __device__ __forceinline__ unsigned deposit(unsigned bits, unsigned taken) {
   return bits;
 }
 
-// `ranks` has a spare word behind its last one.
+// A block owns kParts chunks. `ranks` has a spare word behind its last one.
 __global__ void __launch_bounds__(kThreads)
     expand_ranks(Size words, Size chunks, const unsigned* __restrict__ kept_map,
                  const unsigned* __restrict__ kept_sums, const unsigned* __restrict__ ranks,
                  unsigned* __restrict__ new_map, unsigned* new_counts, unsigned* arrivals) {
-  const Size w = static_cast<Size>(blockIdx.x) * kThreads + threadIdx.x;
-  const unsigned kept = w < words ? kept_map[w] : 0;
-  unsigned total;
-  const unsigned kept_before = kept_sums[blockIdx.x] + block_scan(__popc(kept), total);
-  unsigned made = 0;
-  if (w < words) {
-    const unsigned rank = static_cast<unsigned>(w) * kWordBits - kept_before;
-    const unsigned* at = ranks + rank / kWordBits;
-    made = kept | deposit(__funnelshift_r(at[0], at[1], rank % kWordBits), kept);
-    new_map[w] = made;
+  unsigned kept[kParts], sums[kParts], before[kParts], ranks_there[kParts];
+  const Size chunk = static_cast<Size>(blockIdx.x) * kParts;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const Size w = (chunk + part) * kThreads + threadIdx.x;
+    kept[part] = w < words ? kept_map[w] : 0;
+    sums[part] = chunk + part < chunks ? kept_sums[chunk + part] : 0;
   }
-  count_bits(made, new_counts);
+  scan_bits(kept, before);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const Size w = (chunk + part) * kThreads + threadIdx.x;
+    const unsigned rank = static_cast<unsigned>(w) * kWordBits - sums[part] - before[part];
+    const unsigned* at = ranks + rank / kWordBits;
+    ranks_there[part] = w < words ? __funnelshift_r(at[0], at[1], rank % kWordBits) : 0;
+  }
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const Size w = (chunk + part) * kThreads + threadIdx.x;
+    const unsigned made = w < words ? kept[part] | deposit(ranks_there[part], kept[part]) : 0;
+    if (w < words) new_map[w] = made;
+    count_bits(made, new_counts + chunk + part);
+  }
   if (is_last_block(arrivals)) scan_counts(new_counts, chunks);
 }
 

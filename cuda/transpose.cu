@@ -22,7 +22,7 @@ constexpr int kAside = 32;    // columns of a block of transpose_counts
 constexpr int kColumns = 64;  // of a tile
 constexpr int kTileStrips = 8;
 constexpr int kTileRows = kTileStrips * kStrip;
-constexpr int kListed = 6144;  // entries of a tile that are listed at a time
+constexpr int kListed = 3072;  // entries of a tile that are listed at a time
 
 // starts[row][b] is the first entry of the row whose column is b * kColumns or more; b = 0 ..
 // blocks.
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename I, typename R>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     transpose_entries(Size m, Size k, const I* __restrict__ columns, const int* __restrict__ starts,
                       const unsigned* __restrict__ masks, const unsigned* __restrict__ before,
                       const unsigned* __restrict__ col_offsets, R* __restrict__ rows,

@@ -21,7 +21,7 @@ from snack_cupy._xp import Array, dtype_name
 from snack_cupy.dst import _gradient, _select
 from snack_cupy.topology import Topology
 
-CHUNK = _gradient.CHUNK
+CHUNK, PARTS = _gradient.CHUNK, _gradient.PARTS
 _MARKED = 8 * THREADS  # entries that a block marks
 _MOVED = 4 * THREADS
 _SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
@@ -126,7 +126,7 @@ class Maps:
         )
         self.work.launch(
             kernels.EXPAND_RANKS,
-            self.chunks,
+            ceil_div(self.chunks, PARTS),
             (self.words, self.chunks),
             space["kept"],
             space["kept.counts"],

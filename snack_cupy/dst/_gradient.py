@@ -10,6 +10,7 @@ from snack_cupy._xp import Array, dtype_name
 from snack_cupy.dst import _select
 
 CHUNK = 32 * THREADS  # positions that a block of cuda/bitmap.cuh handles
+PARTS = 4  # chunks of a block of the expanding kernels
 TILE = 128
 SPARE = 65536  # scores that the list can hold beyond twice the number that grow
 _BOUNDS = 8192  # bins of the sample's histogram
@@ -113,7 +114,7 @@ def grow(
     tile_pass(_AGAIN, resident, 6)
     work.launch(
         kernels.EXPAND_MARKED,
-        chunks,
+        ceil_div(chunks, PARTS),
         (ceil_div(m * k, 32), chunks),
         space["kept"],
         *maps,
