@@ -97,17 +97,18 @@ def permute(key: int, ranks: Array, domain: int, tweak: Array | None = None) -> 
         return ranks
     a = math.isqrt(domain - 1) + 1
     b = -(-domain // a)
-    images = _feistel(key, ranks, a, b, _rounds(domain), tweak)
+    images = _feistel(key, ranks, a, b, rounds_of(domain), tweak)
     while a * b > domain:
         outside = xp.flatnonzero(images >= np.uint64(domain))
         if outside.shape[0] == 0:
             break
         selected = None if tweak is None else tweak[outside]
-        images[outside] = _feistel(key, images[outside], a, b, _rounds(domain), selected)
+        images[outside] = _feistel(key, images[outside], a, b, rounds_of(domain), selected)
     return images
 
 
-def _rounds(domain: int) -> int:
+def rounds_of(domain: int) -> int:
+    """Rounds of the network for a domain: more for small ones."""
     return 24 if domain < 2**16 else 12
 
 

@@ -10,12 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from snack_cupy import _check
+from snack_cupy import _check, kernels
 from snack_cupy._check import fail
+from snack_cupy._device_work import Work, Workspace, ceil_div, pointer, runs_kernels
 from snack_cupy._xp import Array, device_of, dtype_name, get_array_module
 
 NARROW_LIMIT = 65536  # sizes up to this have 16-bit indices
 MAX_SIZE = 2**31 - 1
+
+# Masks of the column-major view: always affordable below 32 MiB, else at 32 bytes for each entry.
+_MASKS = 2**23
+_MASKS_PER_ENTRY = 8
+# As in cuda/transpose.cu: columns of a block of the masks, rows and columns of a tile.
+_SEGMENT = 4096
+_TILE = (256, 64)
 
 
 def index_dtype(size: int) -> np.dtype:
@@ -40,7 +48,101 @@ class TransposedView(NamedTuple):
 
 
 def transpose(row_offsets: Array, columns: Array, shape: tuple[int, int]) -> TransposedView:
-    """Column-major view of a canonical structure; the arrays of `TransposedView`."""
+    """Column-major view of a canonical structure."""
+    return Transposing(columns, shape)(row_offsets, columns)
+
+
+class Transposing:
+    """`transpose` of structures of one size, with its workspace allocated beforehand.
+
+    On a GPU by the kernels of ``cuda/transpose.cu``, unless the masks of 32 rows that they work on,
+    4 bytes a column, would be large beside the entries: then, and on the CPU, by a sort.
+
+    Parameters
+    ----------
+    columns : array, shape (nnz,)
+        Of the structure, or like it.
+    shape : (m, k)
+    """
+
+    def __init__(self, columns: Array, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self._space: Workspace | None = None
+        words, nnz = ceil_div(shape[0], 32) * shape[1], columns.shape[0]
+        if runs_kernels(columns) and 0 < nnz and words <= max(_MASKS, _MASKS_PER_ENTRY * nnz):
+            self.reserve(columns)
+
+    def reserve(self, columns: Array) -> None:
+        """Have kernels do it, in memory that is allocated now."""
+        m, k = self.shape
+        self._work, self._space = Work(columns), (space := Workspace())
+        space.add("arrivals", 4, zero=True)
+        for name in ("masks", "before"):
+            space.add(name, 4 * ceil_div(m, 32) * k)
+        space.add("starts", 4 * m * (ceil_div(k, _TILE[1]) + 1))
+        space.allocate(self._work)
+
+    def __call__(
+        self, row_offsets: Array, columns: Array, out: TransposedView | None = None
+    ) -> TransposedView:
+        """The view, in the arrays of ``out`` where they are given. To be called once."""
+        if self._space is not None:
+            return self._by_masks(self._space, row_offsets, columns, out)
+        fresh = _transpose(row_offsets, columns, self.shape)
+        if out is None:
+            return fresh
+        for held, new in zip(out, fresh, strict=True):
+            held[...] = new
+        return out
+
+    def _by_masks(
+        self, space: Workspace, row_offsets: Array, columns: Array, out: TransposedView | None
+    ) -> TransposedView:
+        (m, k), nnz, work = self.shape, columns.shape[0], self._work
+        if out is None:
+            out = TransposedView(
+                work.xp.empty(k + 1, np.int32),
+                work.xp.empty(nnz, index_dtype(m)),
+                work.xp.empty(nnz, np.int32),
+            )
+        index, segments = columns.dtype.name, ceil_div(k, _SEGMENT)
+        masks, before, starts = space["masks"], space["before"], space["starts"]
+        work.launch(
+            kernels.TRANSPOSE_MASKS,
+            ceil_div(m, 32) * segments,
+            (m, k, segments),
+            pointer(row_offsets),
+            pointer(columns),
+            masks,
+            starts,
+            threads=1024,
+            I=index,
+        )
+        work.launch(
+            kernels.TRANSPOSE_COUNTS,
+            ceil_div(k, 32),
+            (k, ceil_div(m, 32)),
+            masks,
+            before,
+            pointer(out.col_offsets),
+            space["arrivals"],
+        )
+        work.launch(
+            kernels.TRANSPOSE_ENTRIES,
+            ceil_div(m, _TILE[0]) * ceil_div(k, _TILE[1]),
+            (m, k),
+            pointer(columns),
+            starts,
+            masks,
+            before,
+            *map(pointer, out),
+            I=index,
+            R=out.rows.dtype.name,
+        )
+        return out
+
+
+def _transpose(row_offsets: Array, columns: Array, shape: tuple[int, int]) -> TransposedView:
     (m, k), nnz = shape, columns.shape[0]
     xp = get_array_module(columns)
     if xp is np:

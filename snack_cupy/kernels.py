@@ -15,12 +15,16 @@ CUDA_TYPES = {
     "float64": "double",
     "float16": "__half",
     "bfloat16": "__nv_bfloat16",
+    "uint8": "unsigned char",
     "uint16": "unsigned short",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
     "int32": "int",
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SUMMED_IN_FLOAT = ("float32", "float16", "bfloat16")
 INDICES = ("uint16", "int32")
+WORDS = ("uint8", "uint16", "uint32", "uint64")  # moved or compared as bits
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Kernel:
             arguments.append(_cuda_text(value))
         if values:
             fail(self.name, "template arguments", "be in the table", sorted(values))
-        return f"snack::{self.name}<{', '.join(arguments)}>"
+        text = f"snack::{self.name}"
+        return f"{text}<{', '.join(arguments)}>" if arguments else text
 
     def instances(self) -> Iterator[dict[str, Any]]:
         """Every allowed combination of template values."""
@@ -118,6 +123,32 @@ SNACK_COO = Kernel(
     (("T", ("float32", "float64")), ("R", INDICES), ("I", INDICES)),
 )
 
+# Topology updates.
+SELECT_DIGIT = Kernel("select.cu", "select_digit", (("T", (*FLOATS, "uint32")),))
+SELECT_CUTOFF = Kernel("select.cu", "select_cutoff", (("T", FLOATS),))
+SELECT_MASK = Kernel("select.cu", "select_mask", (("T", FLOATS),))
+PERMUTED_RANKS = Kernel("grow.cu", "permuted_ranks", ())
+MARK_ENTRIES = Kernel("merge.cu", "mark_entries", (("T", (*FLOATS, "uint8")), ("I", INDICES)))
+EXPAND_RANKS = Kernel("merge.cu", "expand_ranks", ())
+EMIT_STRUCTURE = Kernel("merge.cu", "emit_structure", (("I", INDICES),))
+EMIT_POSITIONS = Kernel("merge.cu", "emit_positions", ())
+MOVE_ENTRIES = Kernel("merge.cu", "move_entries", (("W", WORDS),))
+GRADIENT_TILES = Kernel(
+    "gradient.cu",
+    "gradient_tiles",
+    (("T", ("float32", "float64")), ("kPass", (0, 1, 2))),  # kSample, kList, kAgain
+)
+MARK_LISTED = Kernel("gradient.cu", "mark_listed", ())
+EXPAND_MARKED = Kernel("gradient.cu", "expand_marked", ())
+MOVE_IN_PLACE = Kernel(
+    "merge.cu",
+    "move_in_place",
+    (("W", ("uint16", "uint32", "uint64")), ("kTogether", (1, 2, 3))),
+)
+TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
+TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
+TRANSPOSE_ENTRIES = Kernel("transpose.cu", "transpose_entries", (("I", INDICES), ("R", INDICES)))
+
 KERNELS = (
     SPMM_BATCH_MAJOR,
     SPMM_FEATURE_MAJOR,
@@ -134,4 +165,20 @@ KERNELS = (
     GATHER_ENTRIES,
     FILL_ROWS,
     SNACK_COO,
+    SELECT_DIGIT,
+    SELECT_CUTOFF,
+    SELECT_MASK,
+    PERMUTED_RANKS,
+    MARK_ENTRIES,
+    EXPAND_RANKS,
+    EMIT_STRUCTURE,
+    EMIT_POSITIONS,
+    GRADIENT_TILES,
+    MARK_LISTED,
+    EXPAND_MARKED,
+    MOVE_ENTRIES,
+    MOVE_IN_PLACE,
+    TRANSPOSE_MASKS,
+    TRANSPOSE_COUNTS,
+    TRANSPOSE_ENTRIES,
 )

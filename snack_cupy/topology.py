@@ -11,6 +11,7 @@ from snack_cupy import _check, _jit
 from snack_cupy._check import fail
 from snack_cupy._structure import (
     TransposedView,
+    Transposing,
     check_coords,
     check_index_array,
     check_structure,
@@ -18,7 +19,6 @@ from snack_cupy._structure import (
     expand_rows,
     index_dtype,
     split_positions,
-    transpose,
 )
 from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
 
@@ -234,7 +234,8 @@ class Topology:
         """The column-major view, built at first use and kept until the structure changes."""
         if self._transposed is None:
             with on_device(self.columns):
-                self._transposed = transpose(self.row_offsets, self.columns, self.shape)
+                transposing = Transposing(self.columns, self.shape)
+                self._transposed = transposing(self.row_offsets, self.columns)
         return self._transposed
 
     @property
@@ -281,14 +282,24 @@ class Topology:
 
     def refresh(self) -> None:
         """Recompute what is derived, in place, after the index arrays themselves were written."""
-        self.version += 1
+        self.reserve_refresh()()
+
+    def reserve_refresh(self) -> Callable[[], None]:
+        """`refresh`, to be called later: with most of the memory it needs allocated now."""
         with on_device(self.columns):
+            transposing = None
             if self._transposed is not None:
-                fresh = transpose(self.row_offsets, self.columns, self.shape)
-                for held, new in zip(self._transposed, fresh, strict=True):
-                    held[...] = new
-            if self._packed_rows is not None:
-                self._packed_rows[...] = self.row
+                transposing = Transposing(self.columns, self.shape)
+
+        def refresh() -> None:
+            self.version += 1
+            with on_device(self.columns):
+                if transposing is not None:
+                    transposing(self.row_offsets, self.columns, self._transposed)
+                if self._packed_rows is not None:
+                    self._packed_rows[...] = self.row
+
+        return refresh
 
     def copy(self) -> Topology:
         """A topology that shares no array with this one; derived arrays are made when needed."""

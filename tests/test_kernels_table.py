@@ -6,7 +6,7 @@ import pytest
 
 from snack_cupy import _jit, kernels
 from snack_cupy._check import VALUE_DTYPES
-from snack_cupy.kernels import CUDA_TYPES, FLOATS, INDICES, KERNELS, Kernel
+from snack_cupy.kernels import CUDA_TYPES, FLOATS, INDICES, KERNELS, WORDS, Kernel
 
 EXAMPLE = Kernel(
     "file.cu",
@@ -87,15 +87,15 @@ def test_every_kernel_of_the_module_is_in_the_table():
 
 def test_types_cover_the_dtypes_of_the_operations():
     assert FLOATS == VALUE_DTYPES
-    assert set(CUDA_TYPES) == {*FLOATS, *INDICES}
+    assert set(CUDA_TYPES) == {*FLOATS, *INDICES, *WORDS}
 
 
 @each_kernel
 def test_template_parameters_match_the_source(kernel):
     text = (_jit.cuda_directory() / kernel.file).read_text()
-    pattern = rf"template <([^>]*)>\s*__global__[^;{{]*?\s{kernel.name}\("
+    pattern = rf"(?:template <([^>]*)>\s*)?__global__[^;{{]*?\s{kernel.name}\("
     (found,) = re.findall(pattern, text)
-    declared = [part.split()[-1] for part in found.split(",")]
+    declared = [part.split()[-1] for part in found.split(",") if part]
     assert declared == [name for name, _ in kernel.parameters]
 
 

@@ -162,10 +162,10 @@ def test_update_that_fails_late_changes_nothing(update, monkeypatch):
     layer, optimizer = trained()
     before = snapshot(layer, optimizer)
 
-    def fail(remap):
+    def fail(layer, optimizer):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(restructuring, "_follow_index", fail)
+    monkeypatch.setattr(restructuring, "_reserve", fail)
     with pytest.raises(MemoryError, match="no room"):
         UPDATES[update](layer, optimizer=optimizer, key=5)
     assert_same(snapshot(layer, optimizer), before)

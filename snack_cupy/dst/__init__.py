@@ -13,6 +13,7 @@ array([3., 4., 5., 6., 0., 0., 7., 8.])
 """
 
 from snack_cupy.dst.drop import random_drop, smallest_magnitude
+from snack_cupy.dst.gradient import GradientGrowth, grow_by_gradient
 from snack_cupy.dst.grow import random_growth
 from snack_cupy.dst.remap import Remap
 from snack_cupy.dst.restructure import grow, prune, restructure
@@ -20,11 +21,13 @@ from snack_cupy.dst.schedule import DropFraction, UpdateSchedule, constant, cosi
 
 __all__ = [
     "DropFraction",
+    "GradientGrowth",
     "Remap",
     "UpdateSchedule",
     "constant",
     "cosine",
     "grow",
+    "grow_by_gradient",
     "linear",
     "prune",
     "random_drop",

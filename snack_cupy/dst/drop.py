@@ -17,7 +17,9 @@ import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
-from snack_cupy._xp import Array, device_of, get_array_module, is_numpy, on_device
+from snack_cupy._device_work import runs_kernels
+from snack_cupy._xp import Array, device_of, get_array_module, on_device
+from snack_cupy.dst import _select
 from snack_cupy.random import permuted_ranks
 
 Criterion = Callable[[Array, int, int], Array]
@@ -52,8 +54,7 @@ def smallest_magnitude(values: Array, n: int, key: int = 0) -> Array:
     are told apart, and non-finite weights go last: infinity is above every finite value and NaN
     above infinity (NaNs by payload). An update must not hide that a weight has become NaN.
 
-    A selection, not a full sort, on NumPy; a radix sort of the bits on CuPy, without
-    synchronisation.
+    A selection, not a sort; on CuPy a radix selection without synchronisation.
 
     Source: Han et al., "Learning both weights and connections for efficient neural networks",
     NeurIPS 2015; in dynamic training Evci et al., "Rigging the lottery: making all tickets
@@ -73,10 +74,11 @@ def smallest_magnitude(values: Array, n: int, key: int = 0) -> Array:
         xp = get_array_module(values)
         if n in (0, nnz):
             return xp.full(nnz, n > 0)
+        if runs_kernels(values):
+            return _select.smallest(values, n)
         word = np.dtype(f"u{values.dtype.itemsize}")
         magnitude = values.view(word) & word.type(2 ** (8 * word.itemsize - 1) - 1)
-        ordered = np.partition(magnitude, n - 1) if is_numpy(magnitude) else xp.sort(magnitude)
-        threshold = ordered[n - 1]
+        threshold = xp.partition(magnitude, n - 1)[n - 1]
         below = magnitude < threshold
         tied = magnitude == threshold
         missing = n - below.sum(dtype=np.int64)

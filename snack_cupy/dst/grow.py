@@ -18,7 +18,8 @@ import numpy as np
 from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, on_device
-from snack_cupy.random import permuted_ranks
+from snack_cupy.dst import _device
+from snack_cupy.random import check_key, permuted_ranks
 from snack_cupy.topology import Topology, check_topology
 
 Growth = Callable[[Topology, int, int], Array]
@@ -48,8 +49,9 @@ def random_growth(topology: Topology, n: int, key: int) -> Array:
 
     Notes
     -----
-    O(nnz + n) memory. Distinct ranks among the inactive positions come from `permuted_ranks`, with
-    its synchronisations. Before the j-th active position there are ``position[j] - j`` inactive
+    O(nnz + n) memory; on CuPy, unless the matrix is huge and nearly empty, four maps of m * k bits
+    instead, and no synchronisation. Distinct ranks among the inactive positions come from
+    `permuted_ranks`. Before the j-th active position there are ``position[j] - j`` inactive
     ones, so the inactive position of rank ``r`` is ``r`` plus the number of ``j`` where that count
     is at most ``r``: a binary search, since the counts do not decrease.
 
@@ -69,6 +71,8 @@ def random_growth(topology: Topology, n: int, key: int) -> Array:
     n = check_growth_count("random_growth", topology, n)
     with on_device(topology.columns):
         xp = topology.xp
+        if n and _device.fits(topology):
+            return _device.random_growth(topology, n, check_key("random_growth", key))
         ranks = permuted_ranks(key, n, count_inactive(topology), xp)
         ranks.sort()
         inactive_before = topology.positions - xp.arange(topology.nnz, dtype=np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, device_of, dtype_name, get_array_module, is_array, on_device
+from snack_cupy.dst import _device
 
 
 class Remap:
@@ -167,6 +168,13 @@ class Remap:
             _check.check_shape(op, "out", out, shape)
         with on_device(array):
             xp = get_array_module(array)
+            if np.isscalar(fill) and fill == 0 and _device.moves(array):
+                result = xp.empty(shape, array.dtype)
+                _device.move(array, self.new_to_old, result)
+                if out is None:
+                    return result
+                out[...] = result
+                return out
             filling = self._filling(op, fill, array.dtype, shape)
             if self.nnz_old:
                 index = xp.maximum(self.new_to_old, np.int32(0))

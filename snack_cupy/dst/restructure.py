@@ -10,14 +10,18 @@ Communications 2018).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from snack_cupy import _check
 from snack_cupy._check import fail
 from snack_cupy._structure import split_positions
 from snack_cupy._xp import Array, get_array_module, on_device
+from snack_cupy.dst import _device
 from snack_cupy.dst._arrays import compact
 from snack_cupy.dst.drop import Criterion, check_mask, select_drop
+from snack_cupy.dst.gradient import GradientGrowth
 from snack_cupy.dst.grow import Growth, check_growth_count, select_growth
 from snack_cupy.dst.remap import Remap
 from snack_cupy.random import check_key, subkey
@@ -89,11 +93,16 @@ def prune(
     if keep_mask is not None:
         check_mask(op, "keep_mask", keep_mask, nnz, topology.device)
         with on_device(topology.columns):
-            return _keep(topology, keep_mask, int(keep_mask.sum()))
+            count = int(keep_mask.sum())
+            if _device.fits(topology):
+                return _change(topology, _device.Drop(nnz - count, mask=~keep_mask))
+            return _keep(topology, keep_mask, count)
     n = _check.check_count(op, "n", n, high=nnz)
     _check_values(op, topology, values)
     key = check_key(op, key)
     with on_device(topology.columns):
+        if _device.fits(topology):
+            return _change(topology, _drop(op, criterion, values, n, key))
         return _keep(topology, ~select_drop(op, criterion, values, n, key), nnz - n)
 
 
@@ -105,9 +114,9 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     topology : Topology
     n : int
         At most the number of inactive positions, ``m * k - nnz``.
-    growth : "random" or callable
-        See `random_growth`; a function ``(topology, n, key)`` that returns strictly increasing
-        inactive positions ``row * k + col``, int64.
+    growth : "random", GradientGrowth or callable
+        See `random_growth`, `grow_by_gradient`; a function ``(topology, n, key)`` that returns
+        strictly increasing inactive positions ``row * k + col``, int64.
     key : int
         For the growth's random numbers; see `snack_cupy.random.key`.
 
@@ -143,6 +152,8 @@ def grow(topology: Topology, n: int, *, growth: str | Growth = "random", key: in
     n = check_growth_count("grow", topology, n)
     key = check_key("grow", key)
     with on_device(topology.columns):
+        if _on_maps("grow", topology, growth):
+            return _change(topology, _device.Drop(0), n, growth, key)
         grown = select_growth("grow", growth, topology, n, key)
         positions, new_to_old, _ = _merge(topology, grown)
         return *split_positions(positions, topology.shape), Remap._from_parts(
@@ -197,8 +208,9 @@ def restructure(
 
     Notes
     -----
-    Synchronises only inside `permuted_ranks`, usually twice (criteria and growths that are
-    functions are checked, which takes more).
+    On CuPy nothing waits for the device, unless the matrix is huge and nearly empty (the random
+    numbers take two synchronisations then), the criterion is "random" or one of the two a function,
+    whose results are checked.
 
     Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive sparse
     connectivity inspired by network science", Nature Communications 2018 (SET). Kept:
@@ -217,6 +229,57 @@ def restructure(
      array([1, 0, 1], dtype=uint16),
      array([ 1, -1,  2], dtype=int32))
     """
+    return _restructure(topology, values, drop_fraction, n, criterion, growth, key, regrown)
+
+
+def restructure_in_place(
+    topology: Topology,
+    values: Array,
+    drop_fraction: float,
+    *,
+    criterion: str | Criterion,
+    growth: str | Growth,
+    key: int,
+    regrown: str,
+    reserve: Callable[[], object],
+) -> Remap:
+    """`restructure`, and ``topology.update`` with what it gives, but without copies of it.
+
+    ``reserve`` is called when the decisions are made and nothing has been written: what may fail
+    for want of memory goes there.
+    """
+    refresh: list[Callable[[], None]] = []
+
+    def before_writing() -> None:
+        reserve()
+        refresh.append(topology.reserve_refresh())
+
+    row_offsets, columns, remap = _restructure(
+        topology, values, drop_fraction, None, criterion, growth, key, regrown, before_writing
+    )
+    if columns is topology.columns:
+        refresh[0]()
+    else:
+        reserve()
+        topology.update(row_offsets, columns)
+    return remap
+
+
+def _restructure(
+    topology: Topology,
+    values: Array,
+    drop_fraction: float | None,
+    n: int | None,
+    criterion: str | Criterion,
+    growth: str | Growth,
+    key: int,
+    regrown: str,
+    before_writing: Callable[[], None] | None = None,
+) -> Change:
+    """With a function to call before, and where kernels do it, the topology's arrays are written.
+
+    They are what is returned then.
+    """
     op = "restructure"
     check_topology(op, topology)
     nnz = topology.nnz
@@ -232,6 +295,9 @@ def restructure(
     _check_values(op, topology, values)
     key = check_key(op, key)
     with on_device(topology.columns):
+        if _on_maps(op, topology, growth):
+            drop = _drop(op, criterion, values, n, subkey(key, 0))
+            return _change(topology, drop, n, growth, subkey(key, 1), regrown, before_writing)
         dropped = select_drop(op, criterion, values, n, subkey(key, 0))
         row_offsets, columns, pruned = _keep(topology, ~dropped, nnz - n)
         remaining = Topology._from_parts(row_offsets, columns, topology.shape)
@@ -241,6 +307,41 @@ def restructure(
         if regrown == "survive":
             remap.new_to_old[slot] = _find(topology.positions, grown)
         return *split_positions(positions, topology.shape), remap
+
+
+def _on_maps(op: str, topology: Topology, growth: str | Growth) -> bool:
+    """Whether kernels know this growth, whose operands are checked, and this size."""
+    if isinstance(growth, GradientGrowth):
+        growth.check(op, topology)
+    known = isinstance(growth, GradientGrowth) or growth == "random"
+    return known and _device.fits(topology)
+
+
+def _drop(op: str, criterion: str | Criterion, values: Array, n: int, key: int) -> _device.Drop:
+    """What goes: found together with the change where magnitudes decide, else by the criterion."""
+    if criterion == "magnitude":
+        return _device.Drop(n, values=values)
+    return _device.Drop(n, mask=select_drop(op, criterion, values, n, key))
+
+
+def _change(
+    topology: Topology,
+    drop: _device.Drop,
+    n: int = 0,
+    growth: str | Growth = "random",
+    key: int = 0,
+    regrown: str = "survive",
+    before_writing: Callable[[], None] | None = None,
+) -> Change:
+    """The same by kernels on maps of bits: without ``drop``, and with ``n`` more."""
+    by_gradient = isinstance(growth, GradientGrowth)
+    maps = _device.Maps(topology, drop, n, by_gradient=by_gradient)
+    if n and isinstance(growth, GradientGrowth):
+        maps.grow_by_gradient(growth.left, growth.right)
+    elif n:
+        maps.grow_at_random(key)
+    row_offsets, columns, new_to_old = maps.structure(regrown, before_writing)
+    return row_offsets, columns, Remap._from_parts(new_to_old, topology.nnz)
 
 
 def _keep(topology: Topology, keep_mask: Array, count: int) -> Change:

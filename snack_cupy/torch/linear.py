@@ -358,6 +358,7 @@ class SnackLinear(nn.Module):
         *,
         criterion: str = "magnitude",
         regrown: str = "survive",
+        gradient: tuple[torch.Tensor, torch.Tensor] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         key: int = 0,
     ) -> Remap:
@@ -371,6 +372,9 @@ class SnackLinear(nn.Module):
         drop_fraction : float in [0, 1]
         regrown : "survive" or "reset"
             Whether a connection dropped and grown again in this update keeps its value and state.
+        gradient : pair of tensors, shapes (batch, out_features) and (batch, in_features), optional
+            Gradient of the layer's result and its input, of one dtype: grow where the magnitude of
+            their product is largest (`snack_cupy.dst.grow_by_gradient`) rather than at random.
         criterion, optimizer, key
             As for `prune`.
 
@@ -388,9 +392,12 @@ class SnackLinear(nn.Module):
         Notes
         -----
         Source: Mocanu et al., "Scalable training of artificial neural networks with adaptive
-        sparse connectivity inspired by network science", Nature Communications 2018 (SET).
+        sparse connectivity inspired by network science", Nature Communications 2018 (SET); Evci
+        et al., "Rigging the lottery: making all tickets winners", ICML 2020 (growth by gradient).
         """
-        return restructuring.restructure(self, drop_fraction, criterion, regrown, optimizer, key)
+        return restructuring.restructure(
+            self, drop_fraction, criterion, regrown, optimizer, key, gradient
+        )
 
     # State
 

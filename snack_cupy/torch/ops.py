@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from snack_cupy import dispatch, reference
+from snack_cupy._structure import index_dtype
+from snack_cupy._structure import transpose as transpose_arrays
 from snack_cupy._xp import Array
-from snack_cupy.topology import index_dtype
-from snack_cupy.topology import transpose as transpose_arrays
 from snack_cupy.torch import bridge, product
 
 _library = torch.library.Library("snack_cupy", "DEF")

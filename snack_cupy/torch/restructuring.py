@@ -16,6 +16,8 @@ import torch
 from snack_cupy import dst
 from snack_cupy._check import check_count, fail
 from snack_cupy._xp import Array
+from snack_cupy.dst._device import InPlace, move_addresses
+from snack_cupy.dst.restructure import restructure_in_place
 from snack_cupy.torch import bridge
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def prune(
     n = _count("prune", amount, layer.nnz, layer.nnz)
 
     def change() -> Change:
-        return dst.prune(layer.topology, _scores(layer), n, criterion=criterion, key=key)
+        return dst.prune(layer.topology, _widened(layer.values), n, criterion=criterion, key=key)
 
     return _change(layer, change, optimizer)
 
@@ -56,20 +58,32 @@ def restructure(
     regrown: str,
     optimizer: torch.optim.Optimizer | None,
     key: int,
+    gradient: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dst.Remap:
     """`SnackLinear.restructure`."""
+    _check_update(layer, optimizer)
+    values, following = layer.values, []
 
-    def change() -> Change:
-        return dst.restructure(
+    def reserve() -> None:
+        following.append(_reserve(layer, optimizer))
+
+    with torch.no_grad(), bridge.array_scope(values.device):
+        growth: str | dst.GradientGrowth = "random"
+        if gradient is not None:
+            growth = dst.GradientGrowth(*map(_widened, gradient))
+        remap = restructure_in_place(
             layer.topology,
-            _scores(layer),
+            _widened(values),
             drop_fraction,
             criterion=criterion,
+            growth=growth,
             regrown=regrown,
             key=key,
+            reserve=reserve,
         )
-
-    return _change(layer, change, optimizer)
+        following[0].follow(remap)
+        torch.autograd.graph.increment_version([values, layer.row_offsets])
+    return remap
 
 
 def remap_optimizer_state(
@@ -133,38 +147,82 @@ def _is_per_connection(value: Any, nnz: int) -> bool:
 def _change(
     layer: SnackLinear, change: Callable[[], Change], optimizer: torch.optim.Optimizer | None
 ) -> dst.Remap:
-    """Decide on the next connections, then move everything; nothing moves if deciding fails."""
+    """New connections, of another number; nothing moves if deciding fails."""
+    _check_update(layer, optimizer)
+    values = layer.values
+    with torch.no_grad(), bridge.array_scope(values.device):
+        row_offsets, columns, remap = change()
+        following = _reserve(layer, optimizer)
+        if remap.nnz_new == remap.nnz_old:
+            layer.topology.update(row_offsets, columns)
+            following.follow(remap)
+        else:
+            _resize(layer, row_offsets, columns, remap)
+            if optimizer is not None:
+                remap_optimizer_state(optimizer, values, remap)
+        torch.autograd.graph.increment_version([values, layer.row_offsets])
+    return remap
+
+
+def _check_update(layer: SnackLinear, optimizer: torch.optim.Optimizer | None) -> None:
     values = layer.values
     if values.is_cuda and torch.cuda.is_current_stream_capturing():
         rule = "not be captured in a CUDA graph (update between its replays)"
         fail("restructure", "an update", rule, "a capture", RuntimeError)
     if optimizer is not None:
         check_optimizer_state(optimizer, values, layer.nnz)
-    with torch.no_grad(), bridge.array_scope(values.device):
-        topology = layer.topology
-        row_offsets, columns, remap = change()
-        moved = _follow_index(remap)
-        if remap.nnz_new == remap.nnz_old:
-            # In place: the topology's arrays are views of the layer's buffers.
-            topology.update(row_offsets, columns)
-            values.copy_(_gather(values, moved))
-            if values.grad is not None:
-                values.grad.copy_(_gather(values.grad, moved))
-        else:
-            _resize(layer, row_offsets, columns, moved)
-        if optimizer is not None:
-            remap_optimizer_state(optimizer, values, remap)
-        torch.autograd.graph.increment_version([values, layer.row_offsets])
-    return remap
 
 
-def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, moved: torch.Tensor) -> None:
+def _reserve(layer: SnackLinear, optimizer: torch.optim.Optimizer | None) -> _Following:
+    """What follows an update that keeps nnz: values, gradient, optimiser state."""
+    values, nnz = layer.values, layer.nnz
+    state = {} if optimizer is None else optimizer.state.get(values, {})
+    kept = [tensor for tensor in state.values() if _is_per_connection(tensor, nnz)]
+    tensors = [values, *([] if values.grad is None else [values.grad]), *kept]
+    return _Following(tensors, layer.topology.columns, nnz)
+
+
+class _Following:
+    """The tensors with an entry per connection, to be rewritten as a remap says.
+
+    On a GPU those of one width together, without copies of them.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], like: Array, nnz: int) -> None:
+        self._in_place: InPlace | None = None
+        device = tensors[0].device
+        if device.type == "cuda":
+            self._in_place = InPlace(like, nnz)
+        self._by_width: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            width = tensor.element_size()
+            together = (
+                self._in_place is not None
+                and self._in_place.takes(width)
+                and tensor.device == device
+                and tensor.is_contiguous()
+            )
+            self._by_width.setdefault(width if together else 0, []).append(tensor)
+
+    def follow(self, remap: dst.Remap) -> None:
+        """Rewrite each tensor."""
+        for width, tensors in self._by_width.items():
+            if width and self._in_place is not None:
+                addresses = [tensor.data_ptr() for tensor in tensors]
+                self._in_place.move(remap.new_to_old, addresses, width)
+                torch.autograd.graph.increment_version(tensors)
+                continue
+            for tensor in tensors:
+                tensor.copy_(_gather(tensor, remap))
+
+
+def _resize(layer: SnackLinear, row_offsets: Array, columns: Array, remap: dst.Remap) -> None:
     """New arrays of another length; the parameter and the row offsets keep their identity."""
     values = layer.values
     gradient = values.grad
-    resize_parameter(values, _gather(values, moved))
+    resize_parameter(values, _gather(values, remap))
     if gradient is not None:
-        values.grad = _gather(gradient, moved)
+        values.grad = _gather(gradient, remap)
     layer.row_offsets.copy_(bridge.to_tensor(row_offsets))
     layer.packed_columns = bridge.index_to_tensor(columns).clone()
     layer.col_offsets = layer.packed_rows = layer.permutation = None
@@ -186,27 +244,30 @@ def resize_parameter(parameter: torch.nn.Parameter, data: torch.Tensor) -> None:
 def _follow(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:
     """``tensor`` after the update: the same object, rewritten, where nnz is unchanged."""
     with torch.no_grad(), bridge.array_scope(tensor.device):
-        gathered = _gather(tensor, _follow_index(remap))
+        gathered = _gather(tensor, remap)
     return tensor.copy_(gathered) if remap.nnz_new == remap.nnz_old else gathered
 
 
-def _follow_index(remap: dst.Remap) -> torch.Tensor:
-    return bridge.to_tensor(remap.new_to_old)
-
-
-def _gather(tensor: torch.Tensor, new_to_old: torch.Tensor) -> torch.Tensor:
+def _gather(tensor: torch.Tensor, remap: dst.Remap) -> torch.Tensor:
     """Entry of the old position, or 0 for a grown connection, in any dtype."""
     if tensor.shape[0] == 0:
-        return tensor.new_zeros(new_to_old.shape[0])
-    index = new_to_old.to(tensor.device)
+        return tensor.new_zeros(remap.nnz_new)
+    index = bridge.to_tensor(remap.new_to_old)
+    if index.device == tensor.device and tensor.is_cuda and tensor.element_size() <= 8:
+        source = tensor.detach().contiguous()
+        gathered = source.new_empty(remap.nnz_new)
+        addresses = source.data_ptr(), gathered.data_ptr()
+        move_addresses(remap.new_to_old, *addresses, tensor.element_size())
+        return gathered
+    index = index.to(tensor.device)
     taken = tensor.detach().index_select(0, index.clamp(min=0))
     return taken.masked_fill_(index < 0, 0)
 
 
-def _scores(layer: SnackLinear) -> Array:
-    """The values as an array; bfloat16 widened, which keeps their order."""
-    values = layer.values.detach()
-    return bridge.to_array(values.float() if values.dtype is torch.bfloat16 else values)
+def _widened(tensor: torch.Tensor) -> Array:
+    """An array of the tensor's memory; bfloat16 widened, which keeps the order."""
+    tensor = tensor.detach()
+    return bridge.to_array(tensor.float() if tensor.dtype is torch.bfloat16 else tensor)
 
 
 def _count(op: str, amount: int | float, nnz: int, high: int) -> int:

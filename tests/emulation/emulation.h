@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+using std::fma;
 using std::max;
 using std::min;
 
@@ -218,20 +219,56 @@ inline int __reduce_max_sync(unsigned, int value) {
   }
   return value;
 }
-inline unsigned __ballot_sync(unsigned, bool vote) {
-  unsigned votes = static_cast<unsigned>(vote) << threadIdx.x % emulation::kWarp;
-  for (int mask = 1; mask < emulation::kWarp; mask *= 2) {
-    votes |= __shfl_xor_sync(~0u, votes, mask);
-  }
-  return votes;
-}
 template <typename T>
 T atomicAdd(T* address, T value) {
   const T old = *address;
   *address += value;
   return old;
 }
+inline unsigned __reduce_add_sync(unsigned, unsigned value) {
+  for (int mask = 1; mask < emulation::kWarp; mask *= 2) {
+    value += __shfl_xor_sync(~0u, value, mask);
+  }
+  return value;
+}
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  using emulation::block;
+  const int first = block->current / emulation::kWarp * emulation::kWarp;
+  block->slots[block->current] = predicate;
+  emulation::warp_barrier();
+  unsigned votes = 0;
+  for (int lane = 0; lane < emulation::kWarp; ++lane) {
+    votes |= static_cast<unsigned>(block->slots[first + lane]) << lane;
+  }
+  emulation::warp_barrier();
+  return votes;
+}
+template <typename T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % emulation::kWarp;
+  return emulation::exchange(value, lane < distance ? lane : lane - distance);
+}
+template <typename T>
+T __shfl_down_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % emulation::kWarp;
+  return emulation::exchange(value, min(lane + distance, emulation::kWarp - 1));
+}
+inline unsigned atomicOr(unsigned* address, unsigned bits) {
+  const unsigned old = *address;
+  *address |= bits;
+  return old;
+}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+inline void __threadfence() {}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+  return static_cast<unsigned>(both >> (shift & 31));
+}
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline int __float_as_int(float x) {

@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 import test_dst
 import test_dst_drop_grow
+import test_dst_gradient
 import test_dst_remap
-from gpu_arrays import put, tests_that_take_xp
+from gpu_arrays import put, spin, tests_that_take_xp
 from helpers import DTYPES, normal, to_numpy
 
-from snack_cupy import _jit, dst, random
+from snack_cupy import Topology, _jit, dst, random
 
-globals().update(tests_that_take_xp(test_dst, test_dst_drop_grow, test_dst_remap))
+globals().update(
+    tests_that_take_xp(test_dst, test_dst_drop_grow, test_dst_gradient, test_dst_remap)
+)
 
 SHAPES = ((37, 41), (300, 784), (5, 70_000), (70_000, 5))
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -104,6 +107,91 @@ def test_dst_remap_applies_as_in_numpy(cp, rng, dtype):
             out = put(array)
             assert got.apply(out, out=out) is out
             assert to_numpy(out).tobytes() == want.apply(array).tobytes()
+
+
+@every_shape
+@every_dtype
+def test_dst_growth_by_gradient_is_that_of_numpy(cp, rng, shape, dtype):
+    host = random.random_topology(shape, density=0.1, seed=1)
+    topology = host.to_device("cuda")
+    for batch, high in ((1, 2), (33, 9)):  # integers: exact sums, many of them equal
+        left, right = (
+            rng.integers(-high, high + 1, (batch, size)).astype(DTYPES[dtype]) for size in shape
+        )
+        for n in (1, host.nnz // 3, 5 * host.nnz):
+            want = dst.grow_by_gradient(host, left, right, n)
+            for skip in (0, 1):  # aligned or not
+                operands = put(left, skip), put(right, skip)
+                got = dst.grow_by_gradient(topology, *operands, n)
+                np.testing.assert_array_equal(to_numpy(got), want)
+
+
+def test_dst_growth_by_gradient_of_a_real_layer(cp, rng):
+    host = random.random_topology((1030, 1500), sparsity=0.9, seed=2)
+    topology = host.to_device("cuda")
+    for skew in (0.0, 2.0):
+        left, right = (normal(rng, (64, size), "float32") for size in host.shape)
+        left *= np.exp(skew * normal(rng, host.m, "float32"))  # rows that differ: the sample errs
+        exact = np.abs(left.T.astype(float) @ right).ravel()
+        exact[host.positions] = -1
+        n = 3 * host.nnz // 10
+        got = to_numpy(dst.grow_by_gradient(topology, put(left), put(right), n))
+        want = np.argsort(-exact, kind="stable")[:n]
+        assert len(got) == n
+        assert (np.diff(got) > 0).all()
+        assert (exact[got] >= 0).all()
+        # Only scores within rounding of the smallest one that grows may differ.
+        slack = 64 * 2.0**-23 * np.abs(left).max() * np.abs(right).max() * 64
+        assert exact[got].min() >= exact[want].min() - slack
+        assert np.isin(want[exact[want] > exact[want].min() + slack], got).all()
+        again = dst.grow_by_gradient(topology, put(left), put(right), n)
+        np.testing.assert_array_equal(to_numpy(again), got)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan])
+def test_dst_ties_are_those_of_numpy(cp, value):
+    host = random.random_topology((300, 784), density=0.5, seed=1)
+    topology, values = host.to_device("cuda"), np.full(host.nnz, value, np.float32)
+    for n in (1, 40_000, host.nnz - 1):
+        assert_same_change(
+            dst.restructure(topology, put(values), n=n, key=3),
+            dst.restructure(host, values, n=n, key=3),
+        )
+    left, right = np.zeros((4, 300), np.float32), np.ones((4, 784), np.float32)
+    for n in (1, 40_000):
+        got = dst.grow_by_gradient(topology, put(left), put(right), n)
+        want = dst.grow_by_gradient(host, left, right, n)
+        np.testing.assert_array_equal(to_numpy(got), want)
+
+
+def test_dst_skewed_rows_are_those_of_numpy(cp, rng):
+    mask = rng.random((700, 900)) < rng.random((700, 1)) ** 6
+    mask[5], mask[100:300] = True, False
+    host = Topology.from_mask(mask)
+    topology, values = host.to_device("cuda"), normal(rng, host.nnz, "float32")
+    for n in (10, host.nnz // 2):
+        got = dst.restructure(topology, put(values), n=n, key=3)
+        assert_same_change(got, dst.restructure(host, values, n=n, key=3))
+    for array, want in zip(topology.transposed, host.transposed, strict=True):
+        np.testing.assert_array_equal(to_numpy(array), want)
+
+
+def test_dst_update_does_not_wait_for_the_device(cp, rng):
+    topology = random.random_topology((300, 784), density=0.1, seed=1).to_device("cuda")
+    values, operands = put(normal(rng, topology.nnz, "float32")), []
+    for size in topology.shape:
+        operands.append(put(normal(rng, (8, size), "float32")))
+    growths = ("random", dst.GradientGrowth(*operands))
+    for growth in growths:
+        dst.restructure(topology, values, 0.3, growth=growth, key=1)  # compiles
+    cp.cuda.Device().synchronize()
+    end = cp.cuda.Event()
+    spin(200)
+    for growth in growths:
+        dst.restructure(topology, values, 0.3, growth=growth, key=1)
+    end.record()
+    assert not end.done
+    end.synchronize()
 
 
 def test_dst_many_updates_stay_those_of_numpy(cp, rng):

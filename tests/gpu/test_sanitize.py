@@ -20,9 +20,25 @@ from helpers import (
     expected_sddmm,
     expected_spmm,
     make_topology,
+    to_numpy,
 )
 
-from snack_cupy import _cost, _jit, _product, dispatch, kernels, ops, sddmm, spmm, spmm_transposed
+from snack_cupy import (
+    _cost,
+    _device_work,
+    _jit,
+    _product,
+    dispatch,
+    dst,
+    kernels,
+    ops,
+    random,
+    sddmm,
+    spmm,
+    spmm_transposed,
+)
+from snack_cupy._structure import Transposing
+from snack_cupy.dst import _device, _gradient
 
 pytestmark = pytest.mark.sanitize
 
@@ -38,12 +54,12 @@ TILES = {4: 3, 8: 8, 16: 14, 32: 20, 64: 70}  # batch rows of a tile, and a batc
 
 
 def instances(dtype):
-    """(name, template values) of every instance of the table for one value dtype."""
+    """(name, template values) of every instance of the table for one value dtype, or for none."""
     return {
         (kernel.name, frozenset(values.items()))
         for kernel in kernels.KERNELS
         for values in kernel.instances()
-        if values.get("T", dtype) == dtype
+        if values.get("T") == dtype or values.get("T") not in kernels.FLOATS
     }
 
 
@@ -82,9 +98,16 @@ def force_sampling(monkeypatch, batch, slices, chunks):
 
 @pytest.fixture
 def launched(cp, monkeypatch):
-    """The instances planned in this test, which allocates without a pool."""
+    """The instances planned or launched in this test, which allocates without a pool."""
     seen = set()
-    plan = dispatch.plan
+    plan, launch = dispatch.plan, _device_work.Work.launch
+
+    def recording_launch(self, kernel, blocks, sizes, *pointers, **options):
+        values = {name: options[name] for name, _ in kernel.parameters}
+        seen.add((kernel.name, frozenset(values.items())))
+        launch(self, kernel, blocks, sizes, *pointers, **options)
+
+    monkeypatch.setattr(_device_work.Work, "launch", recording_launch)
 
     def recording(problem, device):
         result = plan(problem, device)
@@ -142,7 +165,80 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
         run_every_residence(rng, monkeypatch, dtype)
         run_without_slices(rng, monkeypatch, dtype)
         run_dense_forms(monkeypatch, dtype)
+    for problem in PROBLEMS:
+        run_updates(rng, monkeypatch, make_topology(problem), dtype)
+    run_view_of_32_bits()
+    run_moves(rng)
     assert launched == instances(dtype)
+
+
+def run_updates(rng, monkeypatch, host, dtype):
+    """Drops, growths and both, with results that are those of NumPy; the column-major view."""
+    topology = host.to_device("cuda")
+    values = exact_pair(rng, host.nnz, (1, 1), dtype)[0]
+    left, right = exact_pair(rng, (3, host.m), (3, host.k), dtype)
+    given = put(values)
+    n = host.nnz // 3
+    same(dst.smallest_magnitude(given, n), dst.smallest_magnitude(values, n))
+    same(dst.random_growth(topology, n, 1), dst.random_growth(host, n, 1))
+    for capacity in (_gradient.capacity_of, lambda inactive, n: 1):
+        monkeypatch.setattr(_gradient, "capacity_of", capacity)
+        for growth in ("random", "gradient"):
+            pair = [growth, growth]
+            if growth == "gradient":
+                pair = [
+                    dst.GradientGrowth(put(left), put(right)),
+                    dst.GradientGrowth(left, right),
+                ]
+            for criterion in ("magnitude", "random"):
+                keywords = {"n": n, "criterion": criterion, "key": 3, "regrown": "reset"}
+                got = dst.restructure(topology, given, growth=pair[0], **keywords)
+                want = dst.restructure(host, values, growth=pair[1], **keywords)
+                for array, wanted in zip(got[:2], want[:2], strict=True):
+                    same(array, wanted)
+                same(got[2].new_to_old, want[2].new_to_old)
+    for array, wanted in zip(topology.transposed, host.transposed, strict=True):
+        same(array, wanted)
+
+
+def run_view_of_32_bits():
+    """Rows and columns of 32 bits, though 16 would do: both sizes beyond that are too large."""
+    host = make_topology(PROBLEMS[0])
+    topology = host.to_device("cuda")
+    wide = topology.columns.astype(np.int32)
+    view = topology.transposed._replace(rows=topology.transposed.rows.astype(np.int32))
+    view.rows[...] = -1
+    Transposing(wide, host.shape)(topology.row_offsets, wide, view)
+    for array, wanted in zip(view, host.transposed, strict=True):
+        np.testing.assert_array_equal(to_numpy(array), wanted)
+
+
+def run_moves(rng):
+    """Arrays of every width, to other places and in place."""
+    nnz = 700
+    host = random.random_topology((40, 50), nnz=nnz, seed=2)
+    remap = dst.restructure(host, rng.random(nnz), 0.4, key=2)[2]
+    new_to_old = put(remap.new_to_old)
+    for dtype in ("uint8", "uint16", "uint32", "uint64"):
+        arrays = [rng.integers(0, 255, nnz).astype(dtype) for _ in range(5)]
+        held = [put(array) for array in arrays]
+        out = put(arrays[0])
+        _device.move(held[0], new_to_old, out)
+        same(out, remap.apply(arrays[0]))
+        mover = _device.InPlace(held[0], nnz)
+        if not mover.takes(out.dtype.itemsize):
+            assert dtype == "uint8"
+            continue
+        for group in (held[:3], held[3:], held[2:3]):  # of three, two and one of them
+            mover.move(new_to_old, [array.data.ptr for array in group], out.dtype.itemsize)
+        arrays[2] = remap.apply(arrays[2])
+        for array, wanted in zip(held, arrays, strict=True):
+            same(array, remap.apply(wanted))
+
+
+def same(got, want):
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(to_numpy(got), want)
 
 
 def run_every_slicing(rng, monkeypatch, dtype):
