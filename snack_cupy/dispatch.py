@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from snack_cupy import _cost, _jit, _launches, kernels
+from snack_cupy import _cost, _jit, _launches, _tensor, kernels
 from snack_cupy._cost import Slicing
 from snack_cupy._plan import H200, ITEM_BYTES, Choice, Device, Plan, Problem, Step
 from snack_cupy.kernels import Kernel
@@ -59,10 +59,14 @@ def choose_spmm(problem: Problem, device: Device = H200) -> Choice:
 def choose_sddmm(problem: Problem, device: Device = H200) -> Choice:
     """Kernel for ``sddmm``."""
     if _may_stage(problem, problem.index):
+        tensor = _choose_sddmm_tensor(problem, device)
         slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
+        sliced = None
         if slicing is not None:
             values = {"T": problem.dtype, "kBatch": slicing.batch}
-            return _sliced(kernels.SDDMM_SLICED, values, slicing)
+            sliced = _sliced(kernels.SDDMM_SLICED, values, slicing)
+        if tensor is not None or sliced is not None:
+            return _faster(tensor, sliced)
     values = {"T": problem.dtype, "I": problem.index}
     if problem.batch_major or problem.n == 1:
         reason = "batch-major: a lane per entry"
@@ -78,19 +82,46 @@ def _may_stage(problem: Problem, index: str) -> bool:
 
 
 def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | None:
-    """Of the kernels that hold X in shared memory the one expected to be fastest, if any."""
+    """Of the kernels that hold X in shared memory or registers the one expected to be fastest."""
     if not _may_stage(problem, index):
         return None
     permuted = problem.op == "spmm_transposed"
     m, k = (problem.k, problem.m) if permuted else (problem.m, problem.k)
-    values: dict[str, Any] = {"T": problem.dtype}
     if problem.n == 1:
-        if 4 * k > device.shared_bytes:
-            return None
-        values["kPermuted"] = permuted
-        reason = "one batch row: a warp per row, x in shared memory"
-        microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
-        return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
+        return _choose_vector(problem, m, k, permuted, device)
+    tensor = _choose_spmm_tensor(problem, m, k, permuted, device)
+    gathering = _choose_gathering(problem, m, k, permuted, device)
+    return None if tensor is None and gathering is None else _faster(tensor, gathering)
+
+
+def _faster(first: Choice | None, second: Choice | None) -> Choice:
+    both = [choice for choice in (first, second) if choice is not None]
+    return min(both, key=lambda choice: choice.microseconds or 0.0)
+
+
+def _choose_vector(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    item = ITEM_BYTES[problem.dtype]
+    if item == 2 and not permuted and 2 * k <= device.shared_bytes:
+        lanes = _tensor.vector_lanes(m, problem.nnz, device.multiprocessors)
+        halves = {"T": problem.dtype, "kLanes": lanes, "kVectors": 2}
+        reason = f"one batch row: {lanes} lanes per row, x in shared memory as it is"
+        microseconds = _tensor.vector_microseconds(problem.nnz)
+        return Choice(kernels.SPMM_VECTOR_HALF, halves, reason, None, microseconds)
+    if 4 * k > device.shared_bytes:
+        return None
+    values = {"T": problem.dtype, "kPermuted": permuted}
+    reason = "one batch row: a warp per row, x in shared memory"
+    microseconds = _cost.vector_microseconds(problem.nnz, item)
+    return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
+
+
+def _choose_gathering(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    """Kernels that gather X entry by entry from shared memory."""
+    values: dict[str, Any] = {"T": problem.dtype}
     slicing = _cost.spmm_slicing(m, k, problem.nnz, problem.n, *device)
     resident = 0 if permuted else _resident_batch(problem, device)
     if resident:
@@ -105,6 +136,52 @@ def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | Non
         return None
     values |= {"kPermuted": permuted, "kBatch": slicing.batch, "kRowEach": slicing.row_each}
     return _sliced(kernels.SPMM_SLICED, values, slicing)
+
+
+def _choose_spmm_tensor(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    """Tensor cores multiply a tile of W that is spread over shared memory; half types only."""
+    if problem.dtype not in kernels.HALVES or problem.n > 64 or k % 8 != 0:
+        return None
+    made = []
+    for pair in (False, True):
+        batch_tiles = 4 if pair else 1 if problem.n <= 8 else 2
+        sizes = (m, k, problem.nnz, problem.n, batch_tiles, pair, device.multiprocessors)
+        tiling = _tensor.spmm_tiling(*sizes)
+        steps = 4 if tiling.width <= 4 * _tensor.STEP else 8
+        if tiling.width > (4 if pair else 8) * _tensor.STEP:
+            continue
+        if pair and (problem.n <= 16 or device.shared_bytes < _tensor.CLUSTER_BYTES):
+            continue
+        if tiling.shared_bytes > device.shared_bytes:
+            continue
+        values = {"T": problem.dtype, "kPermuted": permuted, "kBatchTiles": batch_tiles}
+        kernel = kernels.SPMM_TENSOR_PAIR if pair else kernels.SPMM_TENSOR
+        reason = (
+            f"tensor cores: 16 rows at a time are spread over shared memory; a block holds "
+            f"{8 * batch_tiles} batch rows{' of half of X' if pair else ''}"
+        )
+        made.append(Choice(kernel, {**values, "kSteps": steps}, reason, None, tiling.microseconds))
+    return min(made, key=lambda choice: choice.microseconds or 0.0, default=None)
+
+
+def _choose_sddmm_tensor(problem: Problem, device: Device) -> Choice | None:
+    """Tensor cores compute dense tiles, of which the entries are taken; half types only."""
+    if problem.dtype not in kernels.HALVES or problem.n > 64:
+        return None
+    if problem.m % 2 or problem.k % 4 or problem.k > 65535:
+        return None
+    steps = 1 if problem.n <= 16 else 2 if problem.n <= 32 else 4
+    sizes = (problem.m, problem.k, problem.nnz, steps, device.multiprocessors)
+    tiling = _tensor.sddmm_tiling(*sizes)
+    if tiling.shared_bytes > device.shared_bytes:
+        return None
+    reason = (
+        f"tensor cores: tiles of 16 rows and {tiling.width} columns, dense, of which entries are"
+    )
+    values = {"T": problem.dtype, "kBatchSteps": steps}
+    return Choice(kernels.SDDMM_TENSOR, values, reason + " taken", None, tiling.microseconds)
 
 
 def _sliced(kernel: Kernel, values: dict[str, Any], slicing: Slicing) -> Choice:

@@ -20,6 +20,7 @@ CUDA_TYPES = {
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SUMMED_IN_FLOAT = ("float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 INDICES = ("uint16", "int32")
 
 
@@ -96,6 +97,26 @@ SPMM_SLICED = Kernel(
     ),
 )
 REDUCE_SLICES = Kernel("spmm_sliced.cu", "reduce_slices", (("T", SUMMED_IN_FLOAT),))
+TENSOR = (
+    ("T", HALVES),
+    ("kPermuted", (False, True)),
+    ("kBatchTiles", (1, 2)),
+    ("kSteps", (4, 8)),
+)
+SPMM_TENSOR = Kernel("spmm_tensor.cu", "spmm_csr_tensor", TENSOR)
+SPMM_TENSOR_PAIR = Kernel(
+    "spmm_tensor.cu",
+    "spmm_csr_tensor_pair",
+    (("T", HALVES), ("kPermuted", (False, True)), ("kBatchTiles", (4,)), ("kSteps", (4,))),
+)
+SPMM_VECTOR_HALF = Kernel(
+    "spmm_vector_half.cu",
+    "spmm_csr_vector_half",
+    (("T", HALVES), ("kLanes", (8, 16, 32)), ("kVectors", (2,))),
+)
+SDDMM_TENSOR = Kernel(
+    "sddmm_tensor.cu", "sddmm_csr_tensor", (("T", HALVES), ("kBatchSteps", (1, 2, 4)))
+)
 SDDMM_SLICED = Kernel(
     "sddmm_sliced.cu",
     "sddmm_csr_sliced",
@@ -118,6 +139,10 @@ KERNELS = (
     SPMM_RESIDENT,
     SPMM_SLICED,
     REDUCE_SLICES,
+    SPMM_TENSOR,
+    SPMM_TENSOR_PAIR,
+    SPMM_VECTOR_HALF,
+    SDDMM_TENSOR,
     SDDMM_SLICED,
     ADD_CHUNKS,
     SDDMM_BATCH_MAJOR,

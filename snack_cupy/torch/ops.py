@@ -162,11 +162,12 @@ def _spmm_transposed_cuda(
     if nnz == 0 or batch == 0 or k == 0:
         return out.zero_()
     start, address = values.data_ptr(), grad.data_ptr()
-    aligned = (start | address) & 15 == 0
+    entries = rows.data_ptr()
+    aligned = (start | address | entries) & 15 == 0
     plan = _plan(("spmm_transposed", m, k, nnz, batch, grad.dtype, device, aligned, None))
     pointers = (
         col_offsets.data_ptr(),
-        rows.data_ptr(),
+        entries,
         permutation.data_ptr(),
         start,
         address,
@@ -186,9 +187,10 @@ def _sddmm_cuda(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -
     if nnz == 0 or batch == 0:
         return out.zero_()
     left, right = grad.data_ptr(), x.data_ptr()
-    aligned = (left | right) & 15 == 0
+    entries = columns.data_ptr()
+    aligned = (left | right | entries) & 15 == 0
     plan = _plan(("sddmm", m, k, nnz, batch, grad.dtype, device, aligned, None))
-    pointers = (row_offsets.data_ptr(), columns.data_ptr(), left, right, out.data_ptr())
+    pointers = (row_offsets.data_ptr(), entries, left, right, out.data_ptr())
     _launch(plan, pointers, device)
     return out
 

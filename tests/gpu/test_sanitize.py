@@ -18,9 +18,10 @@ from helpers import (
     expected_sddmm,
     expected_spmm,
     make_topology,
+    prefer_tensor,
 )
 
-from snack_cupy import _cost, dispatch, kernels, sddmm, spmm, spmm_transposed
+from snack_cupy import _cost, _tensor, dispatch, kernels, sddmm, spmm, spmm_transposed
 
 pytestmark = pytest.mark.sanitize
 
@@ -117,6 +118,8 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
     if dtype != "float64":
         run_every_slicing(rng, monkeypatch, dtype)
         run_without_slices(rng, monkeypatch, dtype)
+    if dtype in kernels.HALVES:
+        run_half_types(rng, monkeypatch, dtype)
     assert launched == instances(dtype)
 
 
@@ -134,6 +137,25 @@ def run_every_slicing(rng, monkeypatch, dtype):
                     force_slicing(monkeypatch, batch, slices, row_each)
                     run_spmm(rng, host, topology, dtype, n, True)
                     run_spmm_transposed(rng, host, topology, dtype, n, True)
+
+
+def run_half_types(rng, monkeypatch, dtype):
+    """Tensor cores where they are not the best choice; every number of lanes of a vector."""
+    shapes = Problem("narrow", 40, 48, 0, 300), Problem("square", 2056, 2072, 0, 40000)
+    for problem in (*shapes, Problem("long_row", 8, 3000, 0, 2040, "long_row")):
+        host = make_topology(problem)
+        topology = host.to_device("cuda")
+        for lanes in (8, 16, 32):
+            monkeypatch.setattr(_tensor, "vector_lanes", lambda *sizes, lanes=lanes: lanes)
+            dispatch._plan.cache_clear()
+            run_spmm(rng, host, topology, dtype, 1, True)
+        for pair in (False, True):
+            with monkeypatch.context() as patch:
+                prefer_tensor(patch, pair)
+                for n in (3, 16, 20, 35):
+                    for run in (run_spmm, run_spmm_transposed, run_sddmm):
+                        run(rng, host, topology, dtype, n, True)
+    dispatch._plan.cache_clear()
 
 
 def run_snack_coo_of_32_bits(rng, dtype):
