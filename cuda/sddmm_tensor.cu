@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(512, 1)
     for (;;) {  // rows longer than a window take several
       const bool more = window.base + Window<kSlots>::kEntries < window.end &&
                         window.last_column() < slice_first + width;
-      window.settle(slice_first, width);
+      window.template settle<false>(slice_first, width);
       window.gather(mine, 2 * width, out_bits);
       if (!more) break;
       window.base += Window<kSlots>::kEntries;

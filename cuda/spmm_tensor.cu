@@ -7,7 +7,7 @@
 // follow:
 //
 //   block = (tile of 8 kBatchTiles batch rows, group of tiles of 16 rows, slice of columns)
-//   shared: tile[16][width + 32], then the sums of all warps
+//   shared: tile[8][width][2] of two rows each, then the sums of all warps
 //
 // A warp spreads one row of a tile: 8 neighbouring entries a lane, 512 or 256 in all, are in flight
 // while the tile before is multiplied, and zeros are stored at the same places afterwards. It
@@ -58,9 +58,12 @@ __device__ __forceinline__ void multiply_tiles(
   const int tiles = (m + kTileRows - 1) / kTileRows;
   const int warp = __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);  // known to be uniform
   const int g = lane_id() / 4, t = lane_id() % 4;
-  const int pitch = 2 * (width + 32);  // bytes: 64 more than a multiple of 128, rows in other banks
-  char* mine = memory + warp * pitch;  // the row this warp spreads
-  float* sums = reinterpret_cast<float*>(memory + kTileRows * pitch);
+  // Rows g and g + 8 lie together, two elements of the one and two of the other by turns: 16 bytes
+  // are what a lane gives to one matrix instruction. 16 bytes more than a multiple of 128, so that
+  // the next two rows are in other banks.
+  const int pitch = 4 * width + 16;
+  char* mine = memory + warp % 8 * pitch + warp / 8 * 4;  // the row this warp spreads
+  float* sums = reinterpret_cast<float*>(memory + 8 * pitch);
   if constexpr (kCluster > 1) cluster_arrive();  // the other block's memory may be written soon
 
   // Everything that is needed first is asked for at once: bounds of rows, X, then entries.
@@ -83,7 +86,7 @@ __device__ __forceinline__ void multiply_tiles(
   };
   bounds(group);
   Words operand[kSteps][kBatchTiles];
-  auto load_x = [&](int begin, int end) {  // steps, known when compiled
+  auto load_x = [&]() {
     constexpr int kApart = kTensorWarps * kStep;
     const int at = slice_first + warp * kStep + t * 8;
     const int limit = min(k, slice_first + width) - at;
@@ -93,7 +96,6 @@ __device__ __forceinline__ void multiply_tiles(
       const T* row = x + static_cast<Size>(b) * k + at;
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        if (i < begin || i >= end) continue;
         operand[i][n] = {};
         if (b < batch && i * kApart < limit) {
           operand[i][n] = *reinterpret_cast<const Words*>(row + i * kApart);
@@ -101,20 +103,23 @@ __device__ __forceinline__ void multiply_tiles(
       }
     }
   };
-  load_x(0, kSteps / 2);
-  in_order();
-  load_window();
-  in_order();
-  load_x(kSteps / 2, kSteps);
-  bounds(group + groups);
-  in_order();
+  // A row alone: every other word of 4 bytes.
   auto clear_row = [&]() {
 #pragma unroll 4
-    for (int c = lane_id() * 16; c < 2 * width; c += kWarpSize * 16) {
-      *reinterpret_cast<Words*>(mine + c) = {};
+    for (int c = lane_id() * 8; c < 4 * width; c += kWarpSize * 8) {
+      *reinterpret_cast<unsigned*>(mine + c) = 0;
     }
   };
-  clear_row();
+  // Both rows of a pair at once, half of their columns, while the bounds are on their way.
+#pragma unroll 4
+  for (int c = lane_id() * 16; c < 2 * width; c += kWarpSize * 16) {
+    *reinterpret_cast<Words*>(memory + warp % 8 * pitch + warp / 8 * 2 * width + c) = {};
+  }
+  load_window();
+  in_order();
+  load_x();
+  bounds(group + groups);
+  __syncthreads();
 
   int done = 0;
   for (int tile = group; tile < tiles; tile += groups, ++done) {
@@ -128,7 +133,7 @@ __device__ __forceinline__ void multiply_tiles(
     for (;;) {
       const bool more = window.base + Window<kSlots>::kEntries < window.end &&
                         window.last_column() < slice_first + width;
-      window.settle(slice_first, width);
+      window.template settle<true>(slice_first, width);
       window.spread(mine);
       if (!more) break;
       fits = false;
@@ -141,23 +146,30 @@ __device__ __forceinline__ void multiply_tiles(
     bounds(tile + 2 * groups);
     __syncthreads();
 
-    // Two sums of even and odd instructions: they need not wait for each other.
-    float sum[kBatchTiles][4] = {}, odd[kBatchTiles][4] = {};
+    // Sums of even and of odd instructions, which need not wait for each other.
+    constexpr int kSums = kBatchTiles == 1 ? 2 : 1;
+    float sum[kSums][kBatchTiles][4] = {};
+    const char* source = memory + g * pitch + (warp * kStep + t * 8) * 4;
+    auto multiply = [&](int i) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int at = (warp + i * kTensorWarps) * kStep;
-      if (at < width) {
-        const char* upper = memory + g * pitch + (at + t * 8) * 2;
-        const Words a = *reinterpret_cast<const Words*>(upper);
-        const Words c = *reinterpret_cast<const Words*>(upper + 8 * pitch);
-        const unsigned low[4] = {a.at[0], c.at[0], a.at[1], c.at[1]};
-        const unsigned high[4] = {a.at[2], c.at[2], a.at[3], c.at[3]};
+      for (int part = 0; part < 2; ++part) {
+        constexpr int kApart = kTensorWarps * kStep * 4;
+        const Words a = *reinterpret_cast<const Words*>(source + i * kApart + part * 16);
+        const unsigned rows[4] = {a.at[0], a.at[1], a.at[2], a.at[3]};
 #pragma unroll
         for (int n = 0; n < kBatchTiles; ++n) {
           const Words& o = operand[i][n];
-          mma_m16n8k16<T>(sum[n], low, {o.at[0], o.at[1]});
-          mma_m16n8k16<T>(odd[n], high, {o.at[2], o.at[3]});
+          mma_m16n8k16<T>(sum[part % kSums][n], rows, {o.at[2 * part], o.at[2 * part + 1]});
         }
+      }
+    };
+    if (width == kSteps * kTensorWarps * kStep) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) multiply(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        if ((warp + i * kTensorWarps) * kStep < width) multiply(i);
       }
     }
     // sums[warp][plane][lane], lanes turned so that rows of one column lie in different banks.
@@ -166,7 +178,7 @@ __device__ __forceinline__ void multiply_tiles(
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         sums[(warp * kPlanes + n * 4 + c) * kWarpSize + (lane_id() + c / 2) % kWarpSize] =
-            sum[n][c] + odd[n][c];
+            kSums == 1 ? sum[0][n][c] : sum[0][n][c] + sum[kSums - 1][n][c];
       }
     }
     __syncthreads();

@@ -94,7 +94,9 @@ struct Window {
     return __shfl_sync(kFullMask, column(kSlots - 1, 7), kWarpSize - 1);
   }
   // Turns columns into places: entries of the row among `width` columns from `from` on have their
-  // distance from it, all others the place behind these. Waits for the columns.
+  // distance from it, all others the place behind these. Waits for the columns. With kPaired two
+  // rows share the places, by turns of two elements.
+  template <bool kPaired>
   __device__ __forceinline__ void settle(int from, int width) {
     const unsigned back = (-from & 0xffff) | -from << 16, most = width | width << 16;
 #pragma unroll
@@ -107,7 +109,7 @@ struct Window {
         if (s == 0) both |= __funnelshift_lc(~0u, 0u, max(0, (before - 2 * i) * 16));
         both |= ~__funnelshift_lc(~0u, 0u, max(0, (there - 2 * i) * 16));
         const unsigned place = __viaddmin_u16x2(both, back, most);
-        columns[s].at[i] = place + place;
+        columns[s].at[i] = kPaired ? (place << 2) - ((place & 0x00010001u) << 1) : place + place;
       }
     }
   }

@@ -53,7 +53,7 @@ def spmm_tiling(
     per_group = -(-tiles // groups)
     sums = 4 * 32 * ROWS * 4 * batch_tiles
     waiting = 2 * per_group * 4 * 8 * 8 * batch_tiles if pair else 0
-    shared = _tile_bytes(width) + sums + waiting
+    shared = ROWS // 2 * (4 * width + 16) + sums + waiting
     entries = nnz / max(1, tiles * slices)  # of a tile
     cycles = TILE_CYCLES[batch_tiles] + 0.3 * width + ENTRY_CYCLES * entries
     blocks = groups * slices * batch_blocks
@@ -77,7 +77,8 @@ def sddmm_tiling(m: int, k: int, nnz: int, batch_steps: int, multiprocessors: in
     waves = -(-blocks // multiprocessors)
     loaded = min(blocks, multiprocessors) * width * 32 * batch_steps / LOADING
     time = 3.0 + waves * (loaded + per_group * cycles / CYCLES)
-    return Tiling(groups, slices, width, 1, per_group, _tile_bytes(width), time)
+    shared = ROWS * 2 * (width + 32)
+    return Tiling(groups, slices, width, 1, per_group, shared, time)
 
 
 def vector_lanes(m: int, nnz: int, multiprocessors: int) -> int:
@@ -108,6 +109,3 @@ LATENCY = {False: 3.0, True: 4.5}
 def _width(k: int, slices: int) -> int:
     return max(64, -(-k // (64 * slices)) * 64)
 
-
-def _tile_bytes(width: int) -> int:
-    return ROWS * 2 * (width + 32)

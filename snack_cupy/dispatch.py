@@ -181,7 +181,7 @@ def _choose_sddmm_tensor(problem: Problem, device: Device) -> Choice | None:
         f"tensor cores: tiles of 16 rows and {tiling.width} columns, dense, of which entries are"
     )
     values = {"T": problem.dtype, "kBatchSteps": steps}
-    return Choice(kernels.SDDMM_TENSOR, values, reason + " taken", None, tiling.microseconds)
+    return Choice(kernels.SDDMM_TENSOR, values, reason, None, tiling.microseconds)
 
 
 def _sliced(kernel: Kernel, values: dict[str, Any], slicing: Slicing) -> Choice:
