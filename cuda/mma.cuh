@@ -33,6 +33,16 @@ __device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&sum)[4], con
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Four matrices of 8 x 8 elements of 16 bits from shared memory: lane l gives the address of row
+// l % 8, 16 bytes, of matrix l / 8, and gets elements 2t and 2t + 1 of row g of all four.
+__device__ __forceinline__ void load_matrices(unsigned (&made)[4], const char* row) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(made[0]), "=r"(made[1]), "=r"(made[2]), "=r"(made[3])
+               : "r"(at)
+               : "memory");
+}
+
 // Two floats as T in one word, the first in its low half; each rounded once, to nearest.
 template <typename T>
 __device__ __forceinline__ unsigned pack_two(float low, float high);

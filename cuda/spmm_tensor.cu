@@ -7,7 +7,7 @@
 // follow:
 //
 //   block = (tile of 8 kBatchTiles batch rows, group of tiles of 16 rows, slice of columns)
-//   shared: tile[8][width][2] of two rows each, then the sums of all warps
+//   shared: tile[16][width + 8], then the sums of all warps
 //
 // A warp spreads one row of a tile: 8 neighbouring entries a lane, 512 or 256 in all, are in flight
 // while the tile before is multiplied, and zeros are stored at the same places afterwards. It
@@ -58,12 +58,9 @@ __device__ __forceinline__ void multiply_tiles(
   const int tiles = (m + kTileRows - 1) / kTileRows;
   const int warp = __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0);  // known to be uniform
   const int g = lane_id() / 4, t = lane_id() % 4;
-  // Rows g and g + 8 lie together, two elements of the one and two of the other by turns: 16 bytes
-  // are what a lane gives to one matrix instruction. 16 bytes more than a multiple of 128, so that
-  // the next two rows are in other banks.
-  const int pitch = 4 * width + 16;
-  char* mine = memory + warp % 8 * pitch + warp / 8 * 4;  // the row this warp spreads
-  float* sums = reinterpret_cast<float*>(memory + 8 * pitch);
+  const int pitch = 2 * width + 16;    // bytes: eight rows in other banks
+  char* mine = memory + warp * pitch;  // the row this warp spreads
+  float* sums = reinterpret_cast<float*>(memory + kTileRows * pitch);
   if constexpr (kCluster > 1) cluster_arrive();  // the other block's memory may be written soon
 
   // Everything that is needed first is asked for at once: bounds of rows, X, then entries.
@@ -103,23 +100,17 @@ __device__ __forceinline__ void multiply_tiles(
       }
     }
   };
-  // A row alone: every other word of 4 bytes.
   auto clear_row = [&]() {
 #pragma unroll 4
-    for (int c = lane_id() * 8; c < 4 * width; c += kWarpSize * 8) {
-      *reinterpret_cast<unsigned*>(mine + c) = 0;
+    for (int c = lane_id() * 16; c < 2 * width; c += kWarpSize * 16) {
+      *reinterpret_cast<Words*>(mine + c) = {};
     }
   };
-  // Both rows of a pair at once, half of their columns, while the bounds are on their way.
-#pragma unroll 4
-  for (int c = lane_id() * 16; c < 2 * width; c += kWarpSize * 16) {
-    *reinterpret_cast<Words*>(memory + warp % 8 * pitch + warp / 8 * 2 * width + c) = {};
-  }
+  clear_row();  // while the bounds are on their way
   load_window();
   in_order();
   load_x();
   bounds(group + groups);
-  __syncthreads();
 
   int done = 0;
   for (int tile = group; tile < tiles; tile += groups, ++done) {
@@ -149,13 +140,13 @@ __device__ __forceinline__ void multiply_tiles(
     // Sums of even and of odd instructions, which need not wait for each other.
     constexpr int kSums = kBatchTiles == 1 ? 2 : 1;
     float sum[kSums][kBatchTiles][4] = {};
-    const char* source = memory + g * pitch + (warp * kStep + t * 8) * 4;
+    const char* source = memory + lane_id() % 16 * pitch + warp * kStep * 2 + lane_id() / 16 * 16;
     auto multiply = [&](int i) {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
-        constexpr int kApart = kTensorWarps * kStep * 4;
-        const Words a = *reinterpret_cast<const Words*>(source + i * kApart + part * 16);
-        const unsigned rows[4] = {a.at[0], a.at[1], a.at[2], a.at[3]};
+        constexpr int kApart = kTensorWarps * kStep * 2;
+        unsigned rows[4];
+        load_matrices(rows, source + i * kApart + part * 32);
 #pragma unroll
         for (int n = 0; n < kBatchTiles; ++n) {
           const Words& o = operand[i][n];

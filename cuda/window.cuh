@@ -94,9 +94,9 @@ struct Window {
     return __shfl_sync(kFullMask, column(kSlots - 1, 7), kWarpSize - 1);
   }
   // Turns columns into places: entries of the row among `width` columns from `from` on have their
-  // distance from it, all others the place behind these. Waits for the columns. With kPaired two
-  // rows share the places, by turns of two elements.
-  template <bool kPaired>
+  // distance from it, all others the place behind these. Waits for the columns. With kTurned bits
+  // 4 3 2 1 0 of a place become 2 1 4 3 0: as a matrix load gives them, a lane has 8 neighbours.
+  template <bool kTurned>
   __device__ __forceinline__ void settle(int from, int width) {
     const unsigned back = (-from & 0xffff) | -from << 16, most = width | width << 16;
 #pragma unroll
@@ -108,8 +108,11 @@ struct Window {
         // Low bits, as many as entries of this word are in front of the row, or not behind it.
         if (s == 0) both |= __funnelshift_lc(~0u, 0u, max(0, (before - 2 * i) * 16));
         both |= ~__funnelshift_lc(~0u, 0u, max(0, (there - 2 * i) * 16));
-        const unsigned place = __viaddmin_u16x2(both, back, most);
-        columns[s].at[i] = kPaired ? (place << 2) - ((place & 0x00010001u) << 1) : place + place;
+        unsigned place = __viaddmin_u16x2(both, back, most);
+        if constexpr (kTurned) {
+          place = (place & 0xffe1ffe1u) | (place << 2 & 0x00180018u) | (place >> 2 & 0x00060006u);
+        }
+        columns[s].at[i] = place + place;
       }
     }
   }

@@ -53,7 +53,7 @@ def spmm_tiling(
     per_group = -(-tiles // groups)
     sums = 4 * 32 * ROWS * 4 * batch_tiles
     waiting = 2 * per_group * 4 * 8 * 8 * batch_tiles if pair else 0
-    shared = ROWS // 2 * (4 * width + 16) + sums + waiting
+    shared = ROWS * (2 * width + 16) + sums + waiting
     entries = nnz / max(1, tiles * slices)  # of a tile
     cycles = TILE_CYCLES[batch_tiles] + 0.3 * width + ENTRY_CYCLES * entries
     blocks = groups * slices * batch_blocks

@@ -38,6 +38,14 @@ void mma_m16n8k16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2
   for (int c = 0; c < 4; ++c) sum[c] = made[c];
 }
 
+inline void load_matrices(unsigned (&made)[4], const char* row) {
+  for (int q = 0; q < 4; ++q) {
+    const char* from = __shfl_sync(kFullMask, row, q * 8 + lane_id() / 4);
+    made[q] = *reinterpret_cast<const unsigned*>(from + lane_id() % 4 * 4);
+  }
+  __syncwarp();
+}
+
 template <typename T>
 unsigned pack_two(float low, float high) {
   return narrow<T>(low).bits | static_cast<unsigned>(narrow<T>(high).bits) << 16;
