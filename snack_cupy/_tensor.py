@@ -20,6 +20,10 @@ STEP = 32 * ROWS  # columns that the warps of a block take at once
 LOADING = 5.5e6  # bytes a microsecond that reach the registers of all multiprocessors
 CLUSTER_BYTES = 200 * 1024  # devices whose blocks may have so much shared memory have clusters
 
+# Cycles of a tile of no columns, by tiles of the batch: barriers and the sums over warps.
+TILE_CYCLES = {1: 1400, 2: 1600, 4: 2600}
+LATENCY = {False: 2.4, True: 4.5}  # microseconds; a cluster starts later, and its blocks wait
+
 
 class Tiling(NamedTuple):
     """Rows cut into tiles and groups of tiles, columns into slices, the batch into blocks."""
@@ -55,7 +59,7 @@ def spmm_tiling(
     waiting = 2 * per_group * 4 * 8 * 8 * batch_tiles if pair else 0
     shared = ROWS * (2 * width + 16) + sums + waiting
     entries = nnz / max(1, tiles * slices)  # of a tile
-    cycles = TILE_CYCLES[batch_tiles] + 0.3 * width + ENTRY_CYCLES * entries
+    cycles = TILE_CYCLES[batch_tiles] + 0.42 * width + 0.18 * entries
     blocks = groups * slices * batch_blocks
     waves = -(-blocks // multiprocessors)
     loaded = min(blocks, multiprocessors) * width * 16 * batch_tiles / LOADING
@@ -72,11 +76,11 @@ def sddmm_tiling(m: int, k: int, nnz: int, batch_steps: int, multiprocessors: in
     groups = max(1, min(tiles, multiprocessors // slices))
     per_group = -(-tiles // groups)
     entries = nnz / max(1, tiles * slices)
-    cycles = 1500 + 0.3 * width + ENTRY_CYCLES * entries
+    cycles = 3000 + 0.2 * width + 0.3 * entries
     blocks = groups * slices
     waves = -(-blocks // multiprocessors)
     loaded = min(blocks, multiprocessors) * width * 32 * batch_steps / LOADING
-    time = 3.0 + waves * (loaded + per_group * cycles / CYCLES)
+    time = 2.0 + waves * (loaded + per_group * cycles / CYCLES)
     shared = ROWS * 2 * (width + 32)
     return Tiling(groups, slices, width, 1, per_group, shared, time)
 
@@ -100,12 +104,5 @@ def vector_microseconds(nnz: int) -> float:
     return 2.1 + 4 * nnz / 4.0e6
 
 
-# Cycles of a tile: barriers, the product, and the sums over warps; then by entry.
-TILE_CYCLES = {1: 1400, 2: 1600, 4: 2000}
-ENTRY_CYCLES = 0.25
-LATENCY = {False: 3.0, True: 4.5}
-
-
 def _width(k: int, slices: int) -> int:
     return max(64, -(-k // (64 * slices)) * 64)
-
