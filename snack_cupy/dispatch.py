@@ -94,27 +94,29 @@ def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | Non
     return None if tensor is None and gathering is None else _faster(tensor, gathering)
 
 
-def _faster(first: Choice | None, second: Choice | None) -> Choice:
-    both = [choice for choice in (first, second) if choice is not None]
-    return min(both, key=lambda choice: choice.microseconds or 0.0)
+def _faster(*choices: Choice | None) -> Choice:
+    there = [choice for choice in choices if choice is not None]
+    return min(there, key=lambda choice: choice.microseconds or 0.0)
 
 
 def _choose_vector(
     problem: Problem, m: int, k: int, permuted: bool, device: Device
 ) -> Choice | None:
     item = ITEM_BYTES[problem.dtype]
+    made = []
     if item == 2 and not permuted and 2 * k <= device.shared_bytes:
         lanes = _tensor.vector_lanes(m, problem.nnz, device.multiprocessors)
         halves = {"T": problem.dtype, "kLanes": lanes, "kVectors": 2}
         reason = f"one batch row: {lanes} lanes per row, x in shared memory as it is"
         microseconds = _tensor.vector_microseconds(problem.nnz)
-        return Choice(kernels.SPMM_VECTOR_HALF, halves, reason, None, microseconds)
-    if 4 * k > device.shared_bytes:
-        return None
-    values = {"T": problem.dtype, "kPermuted": permuted}
-    reason = "one batch row: a warp per row, x in shared memory"
-    microseconds = _cost.vector_microseconds(problem.nnz, item)
-    return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
+        made.append(Choice(kernels.SPMM_VECTOR_HALF, halves, reason, None, microseconds))
+    if 4 * k <= device.shared_bytes:
+        values = {"T": problem.dtype, "kPermuted": permuted}
+        reason = "one batch row: a warp per row, x in shared memory"
+        # Its loads are by entry: half types take as long as float32 (7.7 at 11008 x 4096, .9).
+        microseconds = _cost.vector_microseconds(problem.nnz, max(item, 4))
+        made.append(Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds))
+    return _faster(*made) if made else None
 
 
 def _choose_gathering(

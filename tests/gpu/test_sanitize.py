@@ -115,11 +115,14 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
                 run_spmm(rng, host, topology, dtype, n, True, "snack_coo")
     if dtype in ("float32", "float64"):
         run_snack_coo_of_32_bits(rng, dtype)
+    if dtype != "float64":  # several chunks of the batch
+        host = make_topology(PROBLEMS[0])
+        run_sddmm(rng, host, host.to_device("cuda"), dtype, 70, True)
+    if dtype in kernels.HALVES:
+        run_half_types(rng, monkeypatch, dtype)
     if dtype != "float64":
         run_every_slicing(rng, monkeypatch, dtype)
         run_without_slices(rng, monkeypatch, dtype)
-    if dtype in kernels.HALVES:
-        run_half_types(rng, monkeypatch, dtype)
     assert launched == instances(dtype)
 
 
@@ -146,7 +149,12 @@ def run_half_types(rng, monkeypatch, dtype):
         host = make_topology(problem)
         topology = host.to_device("cuda")
         for lanes in (8, 16, 32):
-            monkeypatch.setattr(_tensor, "vector_lanes", lambda *sizes, lanes=lanes: lanes)
+            with monkeypatch.context() as patch:
+                patch.setattr(_tensor, "vector_lanes", lambda *sizes, lanes=lanes: lanes)
+                dispatch._plan.cache_clear()
+                run_spmm(rng, host, topology, dtype, 1, True)
+        with monkeypatch.context() as patch:
+            patch.setattr(_tensor, "vector_microseconds", lambda nnz: float("inf"))
             dispatch._plan.cache_clear()
             run_spmm(rng, host, topology, dtype, 1, True)
         for pair in (False, True):

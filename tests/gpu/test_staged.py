@@ -9,7 +9,9 @@ from snack_cupy import Topology, dispatch, kernels, ops, sddmm, spmm, spmm_trans
 
 SHAPES = ((1024, 4096), (4096, 1000), (515, 6002))
 BATCHES = (1, 8, 32, 64, 130)
-STAGED = (kernels.SPMM_VECTOR, kernels.SPMM_RESIDENT, kernels.SPMM_SLICED, kernels.SDDMM_SLICED)
+GATHERING = (kernels.SPMM_VECTOR, kernels.SPMM_RESIDENT, kernels.SPMM_SLICED, kernels.SDDMM_SLICED)
+TENSOR = (kernels.SPMM_TENSOR, kernels.SPMM_TENSOR_PAIR, kernels.SDDMM_TENSOR)
+STAGED = (*GATHERING, *TENSOR, kernels.SPMM_VECTOR_HALF)
 dtypes = pytest.mark.parametrize("dtype", [name for name in DTYPES if name != "float64"])
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape[0]}x{shape[1]}")
 
