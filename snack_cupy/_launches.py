@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
-from snack_cupy import _cost, kernels
+from snack_cupy import _cost, _tensor, kernels
 from snack_cupy._check import fail
 from snack_cupy._cost import WARPS, Slicing
 from snack_cupy._plan import ITEM_BYTES, Choice, Device, Plan, Problem, Step
@@ -21,6 +21,10 @@ def of_choice(problem: Problem, choice: Choice, facts: Device, device: int) -> P
         kernels.SNACK_COO: _snack_coo,
         kernels.SPMM_VECTOR: _vector,
         kernels.SDDMM_VECTOR: _vector,
+        kernels.SPMM_VECTOR_HALF: _vector_half,
+        kernels.SPMM_TENSOR: _tensor_product,
+        kernels.SPMM_TENSOR_PAIR: _tensor_product,
+        kernels.SDDMM_TENSOR: _tensor_sampled,
         kernels.SPMM_RESIDENT: _resident,
         kernels.SPMM_SLICED: _sliced,
         kernels.SDDMM_SLICED: _sddmm_sliced,
@@ -53,6 +57,51 @@ def _vector(problem: Problem, choice: Choice, facts: Device, device: int) -> Pla
     blocks = max(1, min(-(-m // warps), 32 // warps * facts.multiprocessors))
     function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)
     return Plan((Step(function, (blocks,), (32 * warps,), (m, k), None, 4 * k),), (choice,))
+
+
+def _vector_half(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
+    """A group of lanes for each row as far as one wave has as many."""
+    lanes = choice.values["kLanes"]
+    threads = 512 if problem.m * lanes > 256 * facts.multiprocessors else 256
+    most = 1024 // threads * facts.multiprocessors
+    blocks = max(1, min(-(-problem.m * lanes // threads), most))
+    function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)
+    sizes = (problem.m, problem.k, problem.nnz)
+    select = itemgetter(0, 1, 3, 4, 5, 6)
+    step = Step(function, (blocks,), (threads,), sizes, select, 2 * problem.k)
+    return Plan((step,), (choice,))
+
+
+def _tensor_product(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
+    """A group of tiles of rows for each multiprocessor, or each cluster of two."""
+    m, k = _sides(problem)
+    tiling = _tensor.spmm_tiling(
+        m,
+        k,
+        problem.nnz,
+        problem.n,
+        choice.values["kBatchTiles"],
+        choice.kernel is kernels.SPMM_TENSOR_PAIR,
+        facts.multiprocessors,
+    )
+    function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)
+    cut = (tiling.groups, tiling.width, tiling.tiles_per_group)
+    sizes = (m, k, problem.n, problem.nnz, *cut)
+    block = (32 * _tensor.ROWS,)
+    step = Step(function, (tiling.blocks,), block, sizes, None, tiling.shared_bytes)
+    return Plan((step,), (choice,))
+
+
+def _tensor_sampled(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:
+    """A group of tiles of rows for each multiprocessor and slice of columns."""
+    steps = choice.values["kBatchSteps"]
+    sizes = (problem.m, problem.k, problem.nnz, steps, facts.multiprocessors)
+    tiling = _tensor.sddmm_tiling(*sizes)
+    function = choice.kernel.get(device, max_shared_bytes=facts.shared_bytes, **choice.values)
+    arguments = (problem.m, problem.k, problem.n, problem.nnz, tiling.groups, tiling.width)
+    block = (32 * _tensor.ROWS,)
+    step = Step(function, (tiling.blocks,), block, arguments, None, tiling.shared_bytes)
+    return Plan((step,), (choice,))
 
 
 def _resident(problem: Problem, choice: Choice, facts: Device, device: int) -> Plan:

@@ -11,7 +11,7 @@ import functools
 import math
 from typing import Any
 
-from snack_cupy import _cost, _jit, _launches, kernels
+from snack_cupy import _cost, _jit, _launches, _tensor, kernels
 from snack_cupy._cost import Slicing
 from snack_cupy._plan import H200, ITEM_BYTES, Choice, Device, Plan, Problem, Step
 from snack_cupy.kernels import Kernel
@@ -109,11 +109,12 @@ def _choose_staged_sddmm(problem: Problem, device: Device) -> Choice | None:
         reason = "one batch row: a warp per row, x in shared memory"
         microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
         return Choice(kernels.SDDMM_VECTOR, {"T": problem.dtype}, reason, None, microseconds)
+    tensor, sliced = _choose_sddmm_tensor(problem, device), None
     slicing = _cost.sddmm_slicing(problem.m, problem.k, problem.nnz, problem.n, *device)
-    if slicing is None:
-        return None
-    values = {"T": problem.dtype, "kBatch": slicing.batch}
-    return _sliced(kernels.SDDMM_SLICED, values, slicing)
+    if slicing is not None:
+        values = {"T": problem.dtype, "kBatch": slicing.batch}
+        sliced = _sliced(kernels.SDDMM_SLICED, values, slicing)
+    return None if tensor is None and sliced is None else _faster(tensor, sliced)
 
 
 def _may_stage(problem: Problem, index: str) -> bool:
@@ -124,29 +125,104 @@ def _may_stage(problem: Problem, index: str) -> bool:
 
 
 def _choose_staged(problem: Problem, index: str, device: Device) -> Choice | None:
-    """Of the kernels that hold X in shared memory the one expected to be fastest, if any."""
+    """Of the kernels that hold X in shared memory or registers the one expected to be fastest."""
     if not _may_stage(problem, index):
         return None
     permuted = problem.op == "spmm_transposed"
     m, k = (problem.k, problem.m) if permuted else (problem.m, problem.k)
-    values: dict[str, Any] = {"T": problem.dtype}
     if problem.n == 1:
-        if 4 * k > device.shared_bytes:
-            return None
-        values["kPermuted"] = permuted
+        return _choose_vector(problem, m, k, permuted, device)
+    tensor = _choose_spmm_tensor(problem, m, k, permuted, device)
+    gathering = _choose_gathering(problem, m, k, permuted, device)
+    return None if tensor is None and gathering is None else _faster(tensor, gathering)
+
+
+def _faster(*choices: Choice | None) -> Choice:
+    there = [choice for choice in choices if choice is not None]
+    return min(there, key=lambda choice: choice.microseconds or 0.0)
+
+
+def _choose_vector(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    item = ITEM_BYTES[problem.dtype]
+    made = []
+    if item == 2 and not permuted and 2 * k <= device.shared_bytes:
+        lanes = _tensor.vector_lanes(m, problem.nnz, device.multiprocessors)
+        halves = {"T": problem.dtype, "kLanes": lanes, "kVectors": 2}
+        reason = f"one batch row: {lanes} lanes per row, x in shared memory as it is"
+        microseconds = _tensor.vector_microseconds(problem.nnz)
+        made.append(Choice(kernels.SPMM_VECTOR_HALF, halves, reason, None, microseconds))
+    if 4 * k <= device.shared_bytes:
+        values = {"T": problem.dtype, "kPermuted": permuted}
         reason = "one batch row: a warp per row, x in shared memory"
-        microseconds = _cost.vector_microseconds(problem.nnz, ITEM_BYTES[problem.dtype])
-        return Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds)
+        # Its loads are by entry: half types take as long as float32 (7.7 at 11008 x 4096, .9).
+        microseconds = _cost.vector_microseconds(problem.nnz, max(item, 4))
+        made.append(Choice(kernels.SPMM_VECTOR, values, reason, None, microseconds))
+    return _faster(*made) if made else None
+
+
+def _choose_gathering(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    """Kernels that gather X entry by entry from shared memory."""
+    values: dict[str, Any] = {"T": problem.dtype, "kPermuted": permuted}
     slicing = _cost.spmm_slicing(m, k, problem.nnz, problem.n, permuted, *device)
     microseconds, resident = _resident(problem, m, k, permuted, device)
     if resident and (slicing is None or microseconds <= slicing.microseconds):
-        values |= {"kPermuted": permuted, "kBatch": resident}
+        values["kBatch"] = resident
         reason = f"X fits shared memory: a block holds {resident} batch rows"
         return Choice(kernels.SPMM_RESIDENT, values, reason, None, microseconds)
     if slicing is None:
         return None
-    values |= {"kPermuted": permuted, "kBatch": slicing.batch, "kRowEach": slicing.row_each}
+    values |= {"kBatch": slicing.batch, "kRowEach": slicing.row_each}
     return _sliced(kernels.SPMM_SLICED, values, slicing)
+
+
+def _choose_spmm_tensor(
+    problem: Problem, m: int, k: int, permuted: bool, device: Device
+) -> Choice | None:
+    """Tensor cores multiply a tile of W that is spread over shared memory; half types only."""
+    if problem.dtype not in kernels.HALVES or problem.n > 64 or k % 8 != 0:
+        return None
+    made = []
+    for pair in (False, True):
+        batch_tiles = 4 if pair else 1 if problem.n <= 8 else 2
+        sizes = (m, k, problem.nnz, problem.n, batch_tiles, pair, device.multiprocessors)
+        tiling = _tensor.spmm_tiling(*sizes)
+        steps = 4 if tiling.width <= 4 * _tensor.STEP else 8
+        if tiling.width > (4 if pair else 8) * _tensor.STEP:
+            continue
+        if pair and (problem.n <= 16 or device.shared_bytes < _tensor.CLUSTER_BYTES):
+            continue
+        if tiling.shared_bytes > device.shared_bytes:
+            continue
+        values = {"T": problem.dtype, "kPermuted": permuted, "kBatchTiles": batch_tiles}
+        kernel = kernels.SPMM_TENSOR_PAIR if pair else kernels.SPMM_TENSOR
+        reason = (
+            f"tensor cores: 16 rows at a time are spread over shared memory; a block holds "
+            f"{8 * batch_tiles} batch rows{' of half of X' if pair else ''}"
+        )
+        made.append(Choice(kernel, {**values, "kSteps": steps}, reason, None, tiling.microseconds))
+    return min(made, key=lambda choice: choice.microseconds or 0.0, default=None)
+
+
+def _choose_sddmm_tensor(problem: Problem, device: Device) -> Choice | None:
+    """Tensor cores compute dense tiles, of which the entries are taken; half types only."""
+    if problem.dtype not in kernels.HALVES or problem.n > 64:
+        return None
+    if problem.m % 2 or problem.k % 4 or problem.k > 65535:
+        return None
+    steps = 1 if problem.n <= 16 else 2 if problem.n <= 32 else 4
+    sizes = (problem.m, problem.k, problem.nnz, steps, device.multiprocessors)
+    tiling = _tensor.sddmm_tiling(*sizes)
+    if tiling.shared_bytes > device.shared_bytes:
+        return None
+    reason = (
+        f"tensor cores: tiles of 16 rows and {tiling.width} columns, dense, of which entries are"
+    )
+    values = {"T": problem.dtype, "kBatchSteps": steps}
+    return Choice(kernels.SDDMM_TENSOR, values, reason, None, tiling.microseconds)
 
 
 def _sliced(kernel: Kernel, values: dict[str, Any], slicing: Slicing) -> Choice:

@@ -23,6 +23,7 @@ CUDA_TYPES = {
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 SUMMED_IN_FLOAT = ("float32", "float16", "bfloat16")
+HALVES = ("float16", "bfloat16")
 INDICES = ("uint16", "int32")
 WORDS = ("uint8", "uint16", "uint32", "uint64")  # moved or compared as bits
 
@@ -102,6 +103,26 @@ SPMM_SLICED = Kernel(
 )
 REDUCE_SLICES = Kernel("spmm_sliced.cu", "reduce_slices", (("T", SUMMED_IN_FLOAT),))
 SDDMM_VECTOR = Kernel("sddmm_vector.cu", "sddmm_csr_vector", (("T", SUMMED_IN_FLOAT),))
+TENSOR = (
+    ("T", HALVES),
+    ("kPermuted", (False, True)),
+    ("kBatchTiles", (1, 2)),
+    ("kSteps", (4, 8)),
+)
+SPMM_TENSOR = Kernel("spmm_tensor.cu", "spmm_csr_tensor", TENSOR)
+SPMM_TENSOR_PAIR = Kernel(
+    "spmm_tensor.cu",
+    "spmm_csr_tensor_pair",
+    (("T", HALVES), ("kPermuted", (False, True)), ("kBatchTiles", (4,)), ("kSteps", (4,))),
+)
+SPMM_VECTOR_HALF = Kernel(
+    "spmm_vector_half.cu",
+    "spmm_csr_vector_half",
+    (("T", HALVES), ("kLanes", (8, 16, 32)), ("kVectors", (2,))),
+)
+SDDMM_TENSOR = Kernel(
+    "sddmm_tensor.cu", "sddmm_csr_tensor", (("T", HALVES), ("kBatchSteps", (1, 2, 4)))
+)
 SDDMM_SLICED = Kernel(
     "sddmm_sliced.cu",
     "sddmm_csr_sliced",
@@ -149,7 +170,8 @@ TRANSPOSE_MASKS = Kernel("transpose.cu", "transpose_masks", (("I", INDICES),))
 TRANSPOSE_COUNTS = Kernel("transpose.cu", "transpose_counts", ())
 TRANSPOSE_ENTRIES = Kernel("transpose.cu", "transpose_entries", (("I", INDICES), ("R", INDICES)))
 
-KERNELS = (
+# What operations launch by a plan, and what updates of a structure launch.
+PRODUCTS = (
     SPMM_BATCH_MAJOR,
     SPMM_FEATURE_MAJOR,
     SPMM_VECTOR,
@@ -157,6 +179,10 @@ KERNELS = (
     SPMM_SLICED,
     REDUCE_SLICES,
     SDDMM_VECTOR,
+    SPMM_TENSOR,
+    SPMM_TENSOR_PAIR,
+    SPMM_VECTOR_HALF,
+    SDDMM_TENSOR,
     SDDMM_SLICED,
     ADD_CHUNKS,
     SDDMM_BATCH_MAJOR,
@@ -165,6 +191,8 @@ KERNELS = (
     GATHER_ENTRIES,
     FILL_ROWS,
     SNACK_COO,
+)
+UPDATES = (
     SELECT_DIGIT,
     SELECT_CUTOFF,
     SELECT_MASK,
@@ -182,3 +210,4 @@ KERNELS = (
     TRANSPOSE_COUNTS,
     TRANSPOSE_ENTRIES,
 )
+KERNELS = (*PRODUCTS, *UPDATES)

@@ -43,21 +43,25 @@ def _translated(text):
 @functools.cache
 def _library(file):
     """The library of all instances of one source file."""
-    instances = [
-        kernel.expression(**values)
+    instances = {
+        kernel.expression(**values): 2
+        if kernel.name.endswith("_pair")
+        else 1  # blocks of a cluster
         for kernel in kernels.KERNELS
         if kernel.file == file
         for values in kernel.instances()
-    ]
+    }
     entries = "\n".join(
         f'extern "C" void run_{i}(int grid, int threads, long shared, const long long* arguments)'
-        f" {{ emulation::launch({name}, grid, threads, shared, arguments); }}"
-        for i, name in enumerate(instances)
+        f" {{ emulation::launch({name}, grid, threads, shared, arguments, {cluster}); }}"
+        for i, (name, cluster) in enumerate(instances.items())
     )
     source = f'#include "emulation.h"\n#include "{file}"\n{entries}\n'
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for path in _jit.cuda_directory().glob("*.cu*"):
+            if (FOLDER / path.name).exists():
+                continue  # what only a GPU has: its twin is included instead
             (folder / path.name).write_text(_translated(path.read_text(encoding="utf-8")))
         (folder / "all.cpp").write_text(source)
         library = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"

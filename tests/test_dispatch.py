@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import DTYPES, PROBLEMS, make_topology, problem
+from helpers import DTYPES, PROBLEMS, make_topology, prefer_tensor, problem
 
-from snack_cupy import _cost, _jit, dispatch, kernels, ops
+from snack_cupy import _cost, _jit, _tensor, dispatch, kernels, ops
 from snack_cupy.dispatch import H200, Device, Problem, choose_sddmm, choose_spmm
 
 SIZES = (1, 3, 31, 32, 33, 784, 3072, 65536, 65537, 2**20)
@@ -23,6 +23,10 @@ ARGUMENTS = {
     "sddmm_csr_vector": "row_offsets columns left right out",
     "spmm_csr_resident": "row_offsets columns permutation values x bias y",
     "spmm_csr_vector": "row_offsets columns permutation values x bias y",
+    "spmm_csr_vector_half": "row_offsets columns values x bias y",
+    "spmm_csr_tensor": "row_offsets columns permutation values x bias y",
+    "spmm_csr_tensor_pair": "row_offsets columns permutation values x bias y",
+    "sddmm_csr_tensor": "row_offsets columns left right out",
     "spmm_csr_sliced": "row_offsets columns permutation values x bias y partial",
     "reduce_slices": "bias y partial",
     "sddmm_csr_sliced": "row_offsets columns left right out sums",
@@ -166,6 +170,7 @@ STAGED = (
     kernels.SDDMM_VECTOR,
     kernels.SDDMM_SLICED,
 )
+TENSOR = (kernels.SPMM_TENSOR, kernels.SPMM_TENSOR_PAIR, kernels.SDDMM_TENSOR)
 
 
 def choose(problem, device=H200):
@@ -397,8 +402,8 @@ def test_kernel_arrays_come_last_and_in_the_order_of_the_plans(name):
     assert parameters(kernel.file, name)[-len(expected) :] == expected
 
 
-def test_every_kernel_of_the_table_has_its_argument_order_tested():
-    assert set(ARGUMENTS) == {kernel.name for kernel in kernels.KERNELS}
+def test_every_kernel_of_a_plan_has_its_argument_order_tested():
+    assert set(ARGUMENTS) == {kernel.name for kernel in kernels.PRODUCTS}
 
 
 @pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
@@ -451,6 +456,79 @@ def test_vector_plan_has_a_warp_for_each_row_of_one_wave(op, fake_gpu):
         assert launch.shared_bytes == 4 * columns
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_vector_plan_has_lanes_for_each_row_of_one_wave(dtype, fake_gpu):
+    for m, k, share in itertools.product((1, 100, 4096, 40_000), (8, 4096, 50_001), (3, 100)):
+        problem = make(m=m, k=k, n=1, nnz=max(1, m * k // share), dtype=dtype)
+        (launch,) = run(problem, fake_gpu)
+        lanes = choose(problem).values["kLanes"]
+        assert launch.arguments[:3] == (m, k, problem.nnz)
+        assert launch.arguments[3:] == ("row_offsets", "columns", "values", "dense", "bias", "out")
+        (blocks,), (threads,) = launch.grid, launch.block
+        assert blocks * threads <= 1024 * H200.multiprocessors
+        assert blocks * threads >= min(m * lanes, 1024 * H200.multiprocessors) - threads
+        assert launch.shared_bytes == 2 * k <= launch.max_shared_bytes
+
+
+@pytest.mark.parametrize("device", [H200, SMALL], ids=["h200", "small"])
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
+def test_tensor_kernels_are_kept_to_where_they_work(op, device):
+    for options in all_problems():
+        problem = make(op, **options)
+        choice = choose(problem, device)
+        if choice.kernel not in TENSOR:
+            continue
+        assert problem.dtype in kernels.HALVES
+        assert (problem.batch_major or problem.n == 1) and problem.aligned and problem.n <= 64
+        if op == "sddmm":
+            assert problem.m % 2 == 0 and problem.k % 4 == 0 and problem.k < 65536
+            assert problem.n <= 16 * choice.values["kBatchSteps"]
+        else:
+            k = problem.m if op == "spmm_transposed" else problem.k
+            slices = 2 if choice.kernel is kernels.SPMM_TENSOR_PAIR else 1
+            assert k % 8 == 0 and k <= 512 * choice.values["kSteps"] * slices
+            assert slices == 1 or device.shared_bytes >= _tensor.CLUSTER_BYTES
+
+
+@pytest.mark.parametrize("n", [1, 8, 9, 16, 32, 33, 64])
+@pytest.mark.parametrize("m", [1, 16, 17, 4096, 11008, 100_000])
+@pytest.mark.parametrize("k", [8, 768, 4096])
+def test_tensor_tilings_cover_the_work_and_fit(m, k, n):
+    for pair, multiprocessors in itertools.product((False, True), (1, 4, 132)):
+        batch_tiles = 4 if pair else 1 if n <= 8 else 2
+        tiling = _tensor.spmm_tiling(m, k, m * k // 10, n, batch_tiles, pair, multiprocessors)
+        assert tiling.slices == 1 + pair
+        assert tiling.width % 64 == 0 and tiling.slices * tiling.width >= k
+        assert tiling.groups * tiling.tiles_per_group * 16 >= m
+        assert tiling.groups <= -(-m // 16)
+        assert tiling.batch_blocks * 8 * batch_tiles >= n
+        assert tiling.blocks == tiling.groups * tiling.slices * tiling.batch_blocks
+        assert tiling.shared_bytes <= H200.shared_bytes
+        assert tiling.microseconds > 0
+    for steps in (1, 2, 4):
+        tiling = _tensor.sddmm_tiling(m, k, m * k // 10, steps, 132)
+        assert tiling.width % 64 == 0 and tiling.slices * tiling.width >= k
+        assert tiling.width * steps <= 4096
+        assert tiling.groups * tiling.tiles_per_group * 16 >= m
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
+def test_tensor_plans_pass_their_tiling(op, fake_gpu, monkeypatch):
+    prefer_tensor(monkeypatch)
+    for n in (5, 16, 40):
+        problem = make(op, m=1024, k=4096 if op == "spmm" else 2048, n=n, dtype="float16")
+        choice = choose(problem)
+        assert choice.kernel in TENSOR
+        (launch,) = run(problem, fake_gpu)
+        assert launch.block == (512,)
+        rows, columns, batch, nnz, groups, width, *_ = launch.arguments
+        transposed = op == "spmm_transposed"
+        assert (rows, columns) == ((2048, 1024) if transposed else (1024, problem.k))
+        assert (batch, nnz) == (n, problem.nnz)
+        assert launch.grid[0] % groups == 0
+        assert launch.shared_bytes >= 32 * width
+
+
 @pytest.mark.parametrize("op", ["spmm", "spmm_transposed"])
 def test_sliced_plan_covers_the_batch_and_adds_its_slices(op, fake_gpu):
     for n in (5, 64, 100, 700, 5000):
@@ -489,6 +567,8 @@ def test_sddmm_plan_covers_the_batch_and_adds_its_chunks(fake_gpu):
     for dtype, n, size in itertools.product(("float32", "float16"), (3, 64, 65, 512), (700, 4096)):
         problem = make("sddmm", m=size, k=size, n=n, dtype=dtype)
         cut = choose(problem).slicing
+        if cut is None:
+            continue
         plan = dispatch.plan(problem, 0)
         product, *sums = run(problem, fake_gpu)
         chunks = -(-n // cut.chunk)

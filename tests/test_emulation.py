@@ -15,9 +15,10 @@ from helpers import (
     expected_spmm,
     make_topology,
     normal,
+    prefer_tensor,
 )
 
-from snack_cupy import _cost, _jit, _product, dispatch, ops
+from snack_cupy import _cost, _jit, _product, _tensor, dispatch, kernels, ops
 from snack_cupy.dispatch import Device
 
 pytestmark = pytest.mark.skipif(bool(emulator.missing()), reason=emulator.missing())
@@ -193,6 +194,50 @@ def test_emulated_products_by_the_dense_form(rng, monkeypatch, dtype):
     for p, op in itertools.product((*PROBLEMS, wide), OPS):
         for n, batch_major in ((1, True), (5, True), (5, False)):
             check(rng, make_topology(p), op, n, dtype, batch_major, product=True)
+
+
+# Sizes that the tensor cores' kernels take: rows of X on 16-byte boundaries. Rows that are empty,
+# rows of several windows, columns of several slices.
+TENSOR_PROBLEMS = (
+    Problem("small", 40, 48, 0, 300),
+    Problem("holes", 16, 24, 0, 20, "holes"),
+    Problem("long", 24, 520, 0, 9000),
+    Problem("long_row", 8, 3000, 0, 2040, "long_row"),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("pair", [False, True])
+def test_emulated_tensor_products(rng, monkeypatch, pair, dtype):
+    device = Device(multiprocessors=2, shared_bytes=_tensor.CLUSTER_BYTES)
+    monkeypatch.setattr(dispatch, "device_facts", lambda device_id: device)
+    prefer_tensor(monkeypatch, pair)
+    for p, n in itertools.product(TENSOR_PROBLEMS, (20, 35) if pair else (3, 11)):
+        topology = make_topology(p)
+        for op in OPS[:2]:
+            problem = ops.problem_of(op, topology, n, dtype, True)
+            wanted = kernels.SPMM_TENSOR_PAIR if pair else kernels.SPMM_TENSOR
+            assert dispatch.choose_spmm(problem, device).kernel is wanted
+            check(rng, topology, op, n, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_emulated_tensor_samples(rng, monkeypatch, dtype):
+    device = Device(multiprocessors=2, shared_bytes=_tensor.CLUSTER_BYTES)
+    monkeypatch.setattr(dispatch, "device_facts", lambda device_id: device)
+    prefer_tensor(monkeypatch)
+    for p, n in itertools.product(TENSOR_PROBLEMS, (3, 19, 35)):
+        topology = make_topology(p)
+        problem = ops.problem_of("sddmm", topology, n, dtype, True)
+        assert dispatch.choose_sddmm(problem, device).kernel is kernels.SDDMM_TENSOR
+        check(rng, topology, "sddmm", n, dtype)
+
+
+@pytest.mark.parametrize("lanes", [8, 16, 32])
+def test_emulated_half_vectors(rng, monkeypatch, lanes):
+    monkeypatch.setattr(_tensor, "vector_lanes", lambda *sizes: lanes)
+    for p, dtype in itertools.product((*PROBLEMS, *TENSOR_PROBLEMS), ("float16", "bfloat16")):
+        check(rng, make_topology(p), "spmm", 1, dtype)
 
 
 def test_emulated_rows_longer_than_a_turn(rng):

@@ -26,7 +26,7 @@ LAYERS = (
     ("_check",),
     ("_jit", "reference"),
     ("kernels",),
-    ("_cost", "_plan", "_launches", "_device_work", "dispatch"),
+    ("_product", "_cost", "_tensor", "_plan", "_launches", "_device_work", "dispatch"),
     ("_structure", "topology"),
     ("ops", "_explain"),
     ("_coords", "_entries", "coo"),

@@ -164,12 +164,13 @@ def _spmm_transposed_cuda(
     if nnz == 0 or batch == 0 or k == 0:
         return out.zero_()
     start, address = values.data_ptr(), grad.data_ptr()
-    aligned = (start | address) & 15 == 0
+    entries = rows.data_ptr()
+    aligned = (start | address | entries) & 15 == 0
     key = ("spmm_transposed", m, k, nnz, batch, grad.dtype, device, aligned, None)
     plan = _plan(key + product.allowed(grad, batch))
     pointers = (
         col_offsets.data_ptr(),
-        rows.data_ptr(),
+        entries,
         permutation.data_ptr(),
         start,
         address,
@@ -192,10 +193,11 @@ def _sddmm_cuda(grad: Tensor, x: Tensor, row_offsets: Tensor, columns: Tensor) -
     if nnz == 0 or batch == 0:
         return out.zero_()
     left, right = grad.data_ptr(), x.data_ptr()
-    aligned = (left | right) & 15 == 0
+    entries = columns.data_ptr()
+    aligned = (left | right | entries) & 15 == 0
     key = ("sddmm", m, k, nnz, batch, grad.dtype, device, aligned, None)
     plan = _plan(key + product.allowed(grad, batch))
-    pointers = (row_offsets.data_ptr(), columns.data_ptr(), left, right, out.data_ptr())
+    pointers = (row_offsets.data_ptr(), entries, left, right, out.data_ptr())
     if plan.product:
         product.sample(plan, pointers, grad, x)
     else:

@@ -69,6 +69,8 @@ struct Block {
   jmp_buf scheduler;
   int current = 0;
   char* shared = nullptr;
+  int threads = 0;  // of one block of the cluster
+  std::size_t shared_stride = 0;
 };
 
 inline Block* block = nullptr;
@@ -118,6 +120,9 @@ T exchange(T value, int from) {
   return value;
 }
 
+// Which block of the cluster the current fiber is of.
+inline int cluster_rank() { return block->current / block->threads; }
+
 inline void enter() {
   block->body();
   Fiber& fiber = block->fibers[block->current];
@@ -125,9 +130,11 @@ inline void enter() {
   _longjmp(block->scheduler, 1);
 }
 
-// Runs the fibers of one block until all have finished. A warp goes on until its fibers wait for
-// the block or have ended; then all that wait are let go.
-inline void run_block(int threads) {
+// Runs the fibers of one block, or of the blocks of a cluster, until all have finished. A warp goes
+// on until its fibers wait for the block or have ended; then all that wait are let go. So all
+// blocks of a cluster must come to as many barriers.
+inline void run_blocks(int first_block, int blocks) {
+  const int threads = blocks * block->threads;
   for (int t = 0; t < threads; ++t) {
     Fiber& fiber = block->fibers[t];
     fiber.started = fiber.finished = fiber.at_block_barrier = false;
@@ -148,7 +155,8 @@ inline void run_block(int threads) {
           if (fiber.finished || fiber.at_block_barrier) continue;
           ran = true;
           block->current = t;
-          threadIdx.x = t;
+          threadIdx.x = t % block->threads;
+          blockIdx.x = first_block + t / block->threads;
           resume(fiber);
         }
       }
@@ -167,25 +175,28 @@ void call(void (*kernel)(P...), const long long* arguments, std::index_sequence<
 // `arguments` are 8 bytes each: sizes, and addresses of the host.
 template <typename... P>
 void launch(void (*kernel)(P...), int grid, int threads, std::size_t shared_bytes,
-            const long long* arguments) {
+            const long long* arguments, int cluster = 1) {
   Block made;
-  made.fibers.resize(threads);
-  made.warps.resize(threads / kWarp);
-  made.slots.resize(threads);
-  made.stacks.resize(threads * kStack);
+  made.threads = threads;
+  made.fibers.resize(cluster * threads);
+  made.warps.resize(cluster * threads / kWarp);
+  made.slots.resize(cluster * threads);
+  made.stacks.resize(cluster * threads * kStack);
   made.body = [=] { call(kernel, arguments, std::index_sequence_for<P...>()); };
   block = &made;
   blockDim.x = threads;
   gridDim.x = grid;
   // Poisoned, with nothing known beyond its end.
   const std::size_t bytes = (shared_bytes + 127) / 128 * 128 + 128;
-  made.shared = static_cast<char*>(std::aligned_alloc(128, bytes));
-  for (int b = 0; b < grid; ++b) {
-    std::memset(made.shared, 0xff, bytes);
-    blockIdx.x = b;
-    run_block(threads);
-    for (std::size_t i = shared_bytes; i < bytes; ++i) {
-      if (made.shared[i] != static_cast<char>(0xff)) std::abort();  // written past its end
+  made.shared_stride = bytes;
+  made.shared = static_cast<char*>(std::aligned_alloc(128, cluster * bytes));
+  for (int b = 0; b < grid; b += cluster) {
+    std::memset(made.shared, 0xff, cluster * bytes);
+    run_blocks(b, cluster);
+    for (int rank = 0; rank < cluster; ++rank) {
+      for (std::size_t i = shared_bytes; i < bytes; ++i) {
+        if (made.shared[rank * bytes + i] != static_cast<char>(0xff)) std::abort();  // past its end
+      }
     }
   }
   std::free(made.shared);
@@ -194,7 +205,7 @@ void launch(void (*kernel)(P...), int grid, int threads, std::size_t shared_byte
 
 template <typename T>
 T* shared() {
-  return reinterpret_cast<T*>(block->shared);
+  return reinterpret_cast<T*>(block->shared + cluster_rank() * block->shared_stride);
 }
 
 }  // namespace emulation
@@ -280,4 +291,13 @@ inline float __int_as_float(int bits) {
   float x;
   std::memcpy(&x, &bits, sizeof x);
   return x;
+}
+inline unsigned __funnelshift_lc(unsigned low, unsigned high, unsigned shift) {
+  const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+  return both << min(shift, 32u) >> 32;
+}
+inline unsigned __viaddmin_u16x2(unsigned a, unsigned b, unsigned c) {
+  const unsigned low = min((a + b) & 0xffff, c & 0xffff);
+  const unsigned high = min(((a >> 16) + (b >> 16)) & 0xffff, c >> 16);
+  return low | high << 16;
 }

@@ -20,6 +20,7 @@ from helpers import (
     expected_sddmm,
     expected_spmm,
     make_topology,
+    prefer_tensor,
     to_numpy,
 )
 
@@ -28,6 +29,7 @@ from snack_cupy import (
     _device_work,
     _jit,
     _product,
+    _tensor,
     dispatch,
     dst,
     kernels,
@@ -160,6 +162,11 @@ def test_sanitize_every_instance(cp, rng, launched, monkeypatch, dtype):
                 run_spmm(rng, host, topology, dtype, n, True, "snack_coo")
     if dtype in ("float32", "float64"):
         run_snack_coo_of_32_bits(rng, dtype)
+    if dtype != "float64":  # several chunks of the batch
+        host = make_topology(PROBLEMS[0])
+        run_sddmm(rng, host, host.to_device("cuda"), dtype, 70, True)
+    if dtype in kernels.HALVES:
+        run_half_types(rng, monkeypatch, dtype)
     if dtype != "float64":
         run_every_slicing(rng, monkeypatch, dtype)
         run_every_residence(rng, monkeypatch, dtype)
@@ -268,6 +275,30 @@ def run_every_residence(rng, monkeypatch, dtype):
         for n in BATCHES[1:]:
             run_spmm(rng, host, topology, dtype, n, True)
             run_spmm_transposed(rng, host, topology, dtype, n, True)
+
+
+def run_half_types(rng, monkeypatch, dtype):
+    """Tensor cores where they are not the best choice; every number of lanes of a vector."""
+    shapes = Problem("narrow", 40, 48, 0, 300), Problem("square", 2056, 2072, 0, 40000)
+    for problem in (*shapes, Problem("long_row", 8, 3000, 0, 2040, "long_row")):
+        host = make_topology(problem)
+        topology = host.to_device("cuda")
+        for lanes in (8, 16, 32):
+            with monkeypatch.context() as patch:
+                patch.setattr(_tensor, "vector_lanes", lambda *sizes, lanes=lanes: lanes)
+                dispatch._plan.cache_clear()
+                run_spmm(rng, host, topology, dtype, 1, True)
+        with monkeypatch.context() as patch:
+            patch.setattr(_tensor, "vector_microseconds", lambda nnz: float("inf"))
+            dispatch._plan.cache_clear()
+            run_spmm(rng, host, topology, dtype, 1, True)
+        for pair in (False, True):
+            with monkeypatch.context() as patch:
+                prefer_tensor(patch, pair)
+                for n in (3, 16, 20, 35):
+                    for run in (run_spmm, run_spmm_transposed, run_sddmm):
+                        run(rng, host, topology, dtype, n, True)
+    dispatch._plan.cache_clear()
 
 
 def run_snack_coo_of_32_bits(rng, dtype):

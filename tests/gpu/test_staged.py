@@ -9,13 +9,15 @@ from snack_cupy import Topology, _product, dispatch, kernels, ops, sddmm, spmm, 
 
 SHAPES = ((1024, 4096), (4096, 1000), (515, 6002))
 BATCHES = (1, 8, 32, 64, 130)
-STAGED = (
+GATHERING = (
     kernels.SPMM_VECTOR,
     kernels.SPMM_RESIDENT,
     kernels.SPMM_SLICED,
     kernels.SDDMM_VECTOR,
     kernels.SDDMM_SLICED,
 )
+TENSOR = (kernels.SPMM_TENSOR, kernels.SPMM_TENSOR_PAIR, kernels.SDDMM_TENSOR)
+STAGED = (*GATHERING, *TENSOR, kernels.SPMM_VECTOR_HALF)
 
 
 @pytest.fixture(autouse=True)
