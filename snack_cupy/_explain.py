@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from snack_cupy import _check, dispatch
+from snack_cupy import _check, dispatch, kernels
 from snack_cupy._check import fail
 from snack_cupy._plan import ITEM_BYTES, Choice, Problem
 from snack_cupy.ops import problem_of
@@ -22,8 +22,8 @@ class Explanation(NamedTuple):
     """What one operation does and costs; times are microseconds on an H200.
 
     ``nbytes`` is what has to be read and written once, ``flop`` counts a multiply-add as two.
-    ``limit`` is the least time of any kernel that takes X from shared memory, ``expected`` that of
-    the kernel chosen (None where it was not fitted).
+    ``limit`` is the least time of any kernel like the one chosen, ``expected`` what that is expected
+    to take (None where it was not fitted).
     """
 
     op: str
@@ -97,9 +97,9 @@ def explain(
 
     Notes
     -----
-    The limit is the largest of: the bytes at 4.3 TB/s; the multiply-adds at 33 T/s; for sums in
-    float32 the elements of the dense operand that entries need, at the 33 TB/s of all shared
-    memories together; and a launch.
+    The limit is the larger of the bytes at 4.3 TB/s and a launch. Without tensor cores it is also
+    the multiply-adds at 33 T/s and, for sums in float32, the elements of the dense operand that
+    entries need, at the 33 TB/s of all shared memories together.
 
     Source: Williams et al., "Roofline: An Insightful Visual Performance Model for Multicore
     Architectures", CACM 2009.
@@ -140,9 +140,11 @@ def _explanation(problem: Problem, choice: Choice) -> Explanation:
     dense = item * problem.n * (problem.m + problem.k)
     nbytes = problem.nnz * entry + 4 * (rows + 1) + dense
     products = problem.nnz * problem.n
-    limit = max(nbytes / MEMORY, products / MULTIPLY_ADDS, LAUNCH)
-    if problem.dtype != "float64":
-        limit = max(limit, 4 * products / SHARED)
+    limit = max(nbytes / MEMORY, LAUNCH)
+    if not (choice.product or choice.kernel in kernels.ON_TENSOR_CORES):
+        limit = max(limit, products / MULTIPLY_ADDS)
+        if problem.dtype != "float64":
+            limit = max(limit, 4 * products / SHARED)
     expected = choice.microseconds
     flop = 2 * products
     return Explanation(problem.op, choice.kernel.name, choice.reason, nbytes, flop, limit, expected)

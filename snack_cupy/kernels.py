@@ -123,6 +123,7 @@ SPMM_VECTOR_HALF = Kernel(
 SDDMM_TENSOR = Kernel(
     "sddmm_tensor.cu", "sddmm_csr_tensor", (("T", HALVES), ("kBatchSteps", (1, 2, 4)))
 )
+ON_TENSOR_CORES = (SPMM_TENSOR, SPMM_TENSOR_PAIR, SDDMM_TENSOR)
 SDDMM_SLICED = Kernel(
     "sddmm_sliced.cu",
     "sddmm_csr_sliced",
