@@ -18,8 +18,8 @@ from snack_cupy._xp import Array, device_of, dtype_name, get_array_module
 NARROW_LIMIT = 65536  # sizes up to this have 16-bit indices
 MAX_SIZE = 2**31 - 1
 
-# Masks of the column-major view: always affordable below 32 MiB, else at 32 bytes for each entry.
-_MASKS = 2**23
+# Masks of the column-major view: always affordable below 4 MiB, else at 32 bytes for each entry.
+_MASKS = 2**20
 _MASKS_PER_ENTRY = 8
 # As in cuda/transpose.cu: columns of a block of the masks, rows and columns of a tile.
 _SEGMENT = 4096

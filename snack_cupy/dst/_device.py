@@ -24,7 +24,7 @@ from snack_cupy.topology import Topology
 CHUNK, PARTS = _gradient.CHUNK, _gradient.PARTS
 _MARKED = 8 * THREADS  # entries that a block marks
 _MOVED = 4 * THREADS
-_SMALL = 2**28  # positions whose maps are always affordable: 32 MiB each
+_SMALL = 2**24  # positions whose maps are always affordable: 2 MiB each
 _PER_ENTRY = 256  # positions for each entry beyond that: 32 bytes for each map
 _CARRIED = 51  # words of up to 4 bytes that a thread carries in registers
 _LAUNCHES = 64  # of these in one update, at most

@@ -10,7 +10,7 @@ DIGIT = 11  # bits of a pass
 SHARES = 1024  # blocks that look for the last one of equal keys, at most
 STATE = 64  # bytes
 _EACH = 8  # entries of a thread, at a time
-_BLOCKS = 1024  # enough to fill a GPU; each one ends with its histogram
+_BLOCKS = 512  # enough to fill a GPU; each one ends with its histogram
 
 
 def digits(bits: int) -> list[tuple[int, int]]:
