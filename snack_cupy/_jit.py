@@ -142,19 +142,19 @@ class Function:
         block: tuple[int, ...],
         arguments: tuple[int, ...],
         shared_bytes: int,
-        stream: Any,
+        stream: int,
     ) -> None:
-        """Launch on ``stream``, an object with the raw stream in ``.ptr``."""
+        """Launch on ``stream``, a raw one."""
         x, y, z = (grid + _ONES)[:3]
         i, j, k = (block + _ONES)[:3]
-        launch_kernel, address, raw = self._launch, self._address, stream.ptr
+        launch_kernel, address = self._launch, self._address
         try:
             values, pointers = _thread.arguments
         except AttributeError:
             values, pointers = _make_arguments()
         # Nothing may come between these two: whatever else this thread launched would be mixed in.
         values[: len(arguments)] = arguments
-        launch_kernel(address, x, y, z, i, j, k, shared_bytes, raw, pointers, 0)
+        launch_kernel(address, x, y, z, i, j, k, shared_bytes, stream, pointers, 0)
 
 
 @functools.cache
@@ -184,8 +184,8 @@ def compile_instance(file: str, expression: str, device: int, max_shared_bytes: 
             raise
 
 
-def launch(plan: Any, pointers: tuple[int, ...], stream: Any) -> None:
-    """Launch every step of ``plan`` on ``stream``, an object with the raw stream in ``.ptr``.
+def launch(plan: Any, pointers: tuple[int, ...], stream: int) -> None:
+    """Launch every step of ``plan`` on ``stream``, a raw one (0 is the default stream).
 
     ``pointers`` are device addresses (0 for an absent optional array) in the plan's order. Kernels
     take their sizes first and then pointers, all of them 8 bytes wide, as Python ints are passed.

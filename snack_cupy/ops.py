@@ -354,7 +354,7 @@ def _run(
         pointers += (workspace.data.ptr,)
         if stream.is_capturing():
             _captured.append(workspace)
-    _jit.launch(plan, pointers, stream)
+    _jit.launch(plan, pointers, stream.ptr)
 
 
 def _fill(out: Array, bias: Array | None, batch_major: bool) -> None:

@@ -38,9 +38,7 @@ def spmm(
     return products.spmm(x, values, bias, structure, kernel)
 
 
-def spmm_transposed(
-    grad: torch.Tensor, values: torch.Tensor, structure: Structure
-) -> torch.Tensor:
+def spmm_transposed(grad: torch.Tensor, values: torch.Tensor, structure: Structure) -> torch.Tensor:
     """``grad @ W``: grad (batch, m), values (nnz,), result (batch, k)."""
     if torch.is_grad_enabled() and (values.requires_grad or grad.requires_grad):
         return SpmmTransposed.apply(grad, values, structure)

@@ -153,27 +153,6 @@ def structure_of(topology: Topology, *, transposed: bool) -> Structure:
     return structure._replace(owner=topology)  # not kept: the cache holds topologies weakly
 
 
-class RawStream:
-    """What ``cupy.cuda.Function`` needs of a stream: its address in ``.ptr``."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-
-
-_raw_streams: dict[int, RawStream] = {}
-
-
-def current_stream(device: int) -> RawStream:
-    """PyTorch's current stream on CUDA device ``device``."""
-    ptr = torch._C._cuda_getCurrentRawStream(device)
-    stream = _raw_streams.get(ptr)
-    if stream is None:
-        stream = _raw_streams[ptr] = RawStream(ptr)
-    return stream
-
-
 def _allocate(size: int) -> Any:
     """A CuPy allocator that takes its memory from PyTorch's."""
     import cupy

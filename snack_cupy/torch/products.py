@@ -37,9 +37,7 @@ def sddmm(grad: Tensor, x: Tensor, structure: Structure) -> Tensor:
     """Entries of ``grad.T @ x``: grad (batch, m), x (batch, k), result (nnz,)."""
     if torch.compiler.is_compiling() or not _plain(grad, x):
         return ops.sddmm(grad, x, structure.row_offsets, structure.columns)
-    return (cuda if grad.is_cuda else cpu).sddmm(
-        grad, x, structure.row_offsets, structure.columns
-    )
+    return (cuda if grad.is_cuda else cpu).sddmm(grad, x, structure.row_offsets, structure.columns)
 
 
 def _plain(first: Tensor, second: Tensor) -> bool:
