@@ -78,7 +78,7 @@ def _load(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, Structure]:
     """
     if torch.compiler.is_compiling():
         first, second, *tensors = ctx.saved_tensors
-        return first, second, Structure(*tensors, ctx.owner)
+        return first, second, Structure(*tensors)._replace(owner=ctx.owner)
     structure = ctx.structure
     if _version(structure) != ctx.version:
         raise RuntimeError(STALE)

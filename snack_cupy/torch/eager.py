@@ -29,7 +29,7 @@ _CPU = -1  # what Tensor.get_device() says of tensors that are on no GPU
 
 
 def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
-    """``layer(x)`` for x (batch, in_features), or None where the call has to go the long way."""
+    """``layer(x)``, or None where the call has to go the long way."""
     if torch.compiler.is_compiling():
         return None
     parameters = layer._parameters
@@ -43,8 +43,8 @@ def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
         or device != values.get_device()
         or x.dtype is not dtype
         or dtype not in cuda.DTYPE_NAMES
-        or x.dim() != 2
-        or x.shape[1] != layer.in_features
+        or x.dim() == 0
+        or x.shape[-1] != layer.in_features
         or x.is_neg()
         or torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -57,6 +57,10 @@ def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
         type(bias) is not Parameter or bias.dtype is not dtype or bias.get_device() != device
     ):
         return None
+    if x.dim() != 2:
+        lead = x.shape[:-1]
+        y = linear(layer, x.reshape(lead.numel(), layer.in_features))
+        return y if y is None else y.view(*lead, layer.out_features)
     if torch.is_grad_enabled() and (
         values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     ):
