@@ -22,6 +22,8 @@ STALE = (
     "forward and backward; call backward before the update"
 )
 
+_NO_GRADIENTS = (None,) * len(Structure._fields)
+
 
 def spmm(
     x: torch.Tensor,
@@ -34,37 +36,37 @@ def spmm(
     if torch.is_grad_enabled() and (
         values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return Spmm.apply(x, values, bias, structure, kernel)
+        return Spmm.apply(x, values, bias, kernel, *structure)
     return products.spmm(x, values, bias, structure, kernel)
 
 
 def spmm_transposed(grad: torch.Tensor, values: torch.Tensor, structure: Structure) -> torch.Tensor:
     """``grad @ W``: grad (batch, m), values (nnz,), result (batch, k)."""
     if torch.is_grad_enabled() and (values.requires_grad or grad.requires_grad):
-        return SpmmTransposed.apply(grad, values, structure)
+        return SpmmTransposed.apply(grad, values, *structure)
     return products.spmm_transposed(grad, values, structure)
 
 
 def sddmm(grad: torch.Tensor, x: torch.Tensor, structure: Structure) -> torch.Tensor:
     """Entries of ``grad.T @ x``: grad (batch, m), x (batch, k), result (nnz,)."""
     if torch.is_grad_enabled() and (grad.requires_grad or x.requires_grad):
-        return Sddmm.apply(grad, x, structure)
+        return Sddmm.apply(grad, x, *structure)
     return products.sddmm(grad, x, structure)
 
 
 def _save(ctx: Any, structure: Structure, first: torch.Tensor, second: torch.Tensor) -> None:
-    """Keep what backward needs; a gradient that is zero then arrives as None.
+    """Keep what backward needs.
 
     Index tensors have no gradient and need not be offloaded or recomputed: they stay beside the
     tensors that autograd saves, and an update is told by their version. A compiled graph has no
     room beside it, and checks the versions of all tensors it saves itself.
     """
-    ctx.set_materialize_grads(False)
     if torch.compiler.is_compiling():
         *tensors, ctx.owner = structure
         ctx.save_for_backward(first, second, *tensors)
     else:
         ctx.save_for_backward(first, second)
+        ctx.set_materialize_grads(False)
         ctx.structure, ctx.version = structure, _version(structure)
 
 
@@ -91,6 +93,21 @@ def _version(structure: Structure) -> int:
     return structure.row_offsets._version if owner is None else owner.version
 
 
+def gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of x, values and bias of a product, where they are needed; differentiable."""
+    x, values, structure = _load(ctx)
+    if dy is None:
+        return None, None, None
+    need_x, need_values, need_bias = ctx.needs_input_grad[:3]
+    dx = spmm_transposed(dy, values, structure) if need_x else None
+    dv = sddmm(dy, x, structure) if need_values else None
+    db = dy.sum(0) if need_bias else None
+    return dx, dv, db
+
+
+# Index tensors are arguments of their own, so that a compiler sees them all.
+
+
 class Spmm(Function):
     """``y = x @ W.T + bias``: x (batch, k), values (nnz,), bias (m,) or None, y (batch, m)."""
 
@@ -100,24 +117,18 @@ class Spmm(Function):
         x: torch.Tensor,
         values: torch.Tensor,
         bias: torch.Tensor | None,
-        structure: Structure,
         kernel: str | None,
+        *structure: Any,
     ) -> torch.Tensor:
-        """The product."""
-        _save(ctx, structure, x, values)
-        return products.spmm(x, values, bias, structure, kernel)
+        """The product; ``structure`` is that of `Structure`."""
+        held = Structure(*structure)
+        _save(ctx, held, x, values)
+        return products.spmm(x, values, bias, held, kernel)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of x, values and bias, where they are needed."""
-        x, values, structure = _load(ctx)
-        if dy is None:
-            return None, None, None, None, None
-        need_x, need_values, need_bias, *_ = ctx.needs_input_grad
-        dx = spmm_transposed(dy, values, structure) if need_x else None
-        dv = sddmm(dy, x, structure) if need_values else None
-        db = dy.sum(0) if need_bias else None
-        return dx, dv, db, None, None
+        return *gradients(ctx, dy), None, *_NO_GRADIENTS
 
 
 class SpmmTransposed(Function):
@@ -125,42 +136,42 @@ class SpmmTransposed(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, grad: torch.Tensor, values: torch.Tensor, structure: Structure
+        ctx: Any, grad: torch.Tensor, values: torch.Tensor, *structure: Any
     ) -> torch.Tensor:
-        """The product; the structure must have its column-major view."""
-        _save(ctx, structure, grad, values)
-        return products.spmm_transposed(grad, values, structure)
+        """The product; ``structure`` is that of `Structure`, complete."""
+        held = Structure(*structure)
+        _save(ctx, held, grad, values)
+        return products.spmm_transposed(grad, values, held)
 
     @staticmethod
     def backward(ctx: Any, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of grad and values, where they are needed."""
         grad, values, structure = _load(ctx)
         if dz is None:
-            return None, None, None
-        need_grad, need_values, _ = ctx.needs_input_grad
+            return None, None, *_NO_GRADIENTS
+        need_grad, need_values = ctx.needs_input_grad[:2]
         dg = spmm(dz, values, None, structure) if need_grad else None
         dv = sddmm(grad, dz, structure) if need_values else None
-        return dg, dv, None
+        return dg, dv, *_NO_GRADIENTS
 
 
 class Sddmm(Function):
     """``s[e] = sum_b g[b, row_e] x[b, col_e]``: g (batch, m), x (batch, k), s (nnz,)."""
 
     @staticmethod
-    def forward(
-        ctx: Any, grad: torch.Tensor, x: torch.Tensor, structure: Structure
-    ) -> torch.Tensor:
-        """The sampled product."""
-        _save(ctx, structure, grad, x)
-        return products.sddmm(grad, x, structure)
+    def forward(ctx: Any, grad: torch.Tensor, x: torch.Tensor, *structure: Any) -> torch.Tensor:
+        """The sampled product; ``structure`` is that of `Structure`."""
+        held = Structure(*structure)
+        _save(ctx, held, grad, x)
+        return products.sddmm(grad, x, held)
 
     @staticmethod
     def backward(ctx: Any, ds: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of grad and x, where they are needed."""
         grad, x, structure = _load(ctx)
         if ds is None:
-            return None, None, None
-        need_grad, need_x, _ = ctx.needs_input_grad
+            return None, None, *_NO_GRADIENTS
+        need_grad, need_x = ctx.needs_input_grad[:2]
         dg = spmm(x, ds, None, structure) if need_grad else None
         dx = spmm_transposed(grad, ds, structure) if need_x else None
-        return dg, dx, None
+        return dg, dx, *_NO_GRADIENTS

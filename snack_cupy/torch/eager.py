@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from snack_cupy.torch import cuda
-from snack_cupy.torch.autograd import STALE, Spmm
+from snack_cupy.torch import autograd, cuda
 from snack_cupy.torch.bridge import Structure
 
 if TYPE_CHECKING:
@@ -61,21 +60,23 @@ def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
         lead = x.shape[:-1]
         y = linear(layer, x.reshape(lead.numel(), layer.in_features))
         return y if y is None else y.view(*lead, layer.out_features)
+    buffers: dict[str, Any] = layer._buffers  # self.name would search three dictionaries
+    rows, columns = buffers["row_offsets"], buffers["packed_columns"]
     if torch.is_grad_enabled() and (
         values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _apply(x, values, bias, layer._structure(x), device)
-    buffers: dict[str, Any] = layer._buffers
-    return cuda.spmm_here(
-        device, x, values, bias, buffers["row_offsets"], buffers["packed_columns"]
-    )
+        if x.requires_grad and buffers["permutation"] is None:
+            layer._build_transposed()
+        transposed = (buffers["col_offsets"], buffers["packed_rows"], buffers["permutation"])
+        return _apply(x, values, bias, Structure(rows, columns, *transposed), device)
+    return cuda.spmm_here(device, x, values, bias, rows, columns)
 
 
 _MISSING: Any = "a parametrised bias, say"
 
 
 class _Linear(Function):
-    """`Spmm` on CUDA device ``device``, the current one, whose kernels are launched at once."""
+    """`autograd.Spmm` on the current CUDA device, whose kernels are launched at once."""
 
     @staticmethod
     def forward(
@@ -108,10 +109,10 @@ class _Linear(Function):
             or torch._C._is_torch_function_mode_enabled()
             or torch._C._len_torch_dispatch_stack()
         ):
-            return Spmm.backward(ctx, dy)
+            return *autograd.gradients(ctx, dy), None, None
         rows, columns, col_offsets, packed_rows, permutation, _ = ctx.structure
         if rows._version != ctx.version:
-            raise RuntimeError(STALE)
+            raise RuntimeError(autograd.STALE)
         x, values = ctx.saved_tensors
         need_x, need_values, need_bias, _, _ = ctx.needs_input_grad
         dx = dv = db = None

@@ -171,23 +171,17 @@ class SnackLinear(nn.Module):
         if y is not None:
             return y
         functional.check_tensor("SnackLinear", "x", x)
-        shape = (self.out_features, self.in_features)
-        structure = self._structure(x)
-        return functional.linear("SnackLinear", x, self.values, self.bias, structure, shape)
-
-    def _structure(self, x: torch.Tensor) -> bridge.Structure:
-        """The index tensors that a product with ``x`` and its gradients need."""
-        # An attribute of a module costs a search of three dictionaries.
-        buffers: dict[str, Any] = self._buffers
-        if buffers["permutation"] is None and x.requires_grad and torch.is_grad_enabled():
+        if x.requires_grad and self.permutation is None and torch.is_grad_enabled():
             self._build_transposed()
-        return bridge.Structure(
-            buffers["row_offsets"],
-            buffers["packed_columns"],
-            buffers["col_offsets"],
-            buffers["packed_rows"],
-            buffers["permutation"],
+        structure = bridge.Structure(
+            self.row_offsets,
+            self.packed_columns,
+            self.col_offsets,
+            self.packed_rows,
+            self.permutation,
         )
+        shape = (self.out_features, self.in_features)
+        return functional.linear("SnackLinear", x, self.values, self.bias, structure, shape)
 
     def _build_transposed(self) -> None:
         """The column-major view that the input gradient needs, kept from then on."""
