@@ -191,6 +191,13 @@ def test_wrong_inputs_go_the_long_way_and_are_refused(layer, x, short):
     assert not any(short)
 
 
+def test_a_bias_of_another_length_is_refused(layer, x, short):
+    layer.bias = nn.Parameter(layer.bias.detach()[1:])
+    with pytest.raises(ValueError, match=r"^SnackLinear: bias must have shape \(7,\)"):
+        layer(x)
+    assert short == [False]
+
+
 def test_a_lazily_negated_input(layer, x, short):
     lazy = torch.complex(x, -x).conj().imag
     assert lazy.is_neg()

@@ -5,8 +5,8 @@ tensor, or wrong) is asked here in a few cheap questions. Where the answer is no
 kernels are launched at once. The long way, `snack_cupy.torch.functional.linear`, gives the same
 result for every call, and the messages for wrong ones.
 
-Little Python runs here on purpose: backward runs in a thread of autograd, and each function and
-object that both threads touch travels between two cores.
+Little Python runs here on purpose: beside an H200 the products of a backward took the host 10
+microseconds each in a loop of them, and 20 to 30 in autograd's thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
     ):
         return None
     if bias is not None and (
-        type(bias) is not Parameter or bias.dtype is not dtype or bias.get_device() != device
+        type(bias) is not Parameter
+        or bias.dtype is not dtype
+        or bias.get_device() != device
+        or bias.numel() != layer.out_features
     ):
         return None
     if x.dim() != 2:
