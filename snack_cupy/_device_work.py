@@ -29,7 +29,7 @@ class Work:
     def __init__(self, like: Array) -> None:
         self.xp = get_array_module(like)
         self.device = 0 if is_numpy(like) else int(like.device.id)
-        self.stream = None if is_numpy(like) else self.xp.cuda.get_current_stream()
+        self.stream = 0 if is_numpy(like) else self.xp.cuda.get_current_stream().ptr
 
     def launch(
         self,
@@ -48,8 +48,7 @@ class Work:
         if blocks == 0:
             return
         function = _function(kernel, self.device, tuple(values.items()))
-        options = {"enable_cooperative_groups": True} if cooperative else {}
-        function((blocks,), (threads,), sizes + pointers, 0, self.stream, **options)
+        function((blocks,), (threads,), sizes + pointers, 0, self.stream, cooperative)
 
 
 class Workspace:

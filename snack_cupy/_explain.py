@@ -22,8 +22,8 @@ class Explanation(NamedTuple):
     """What one operation does and costs; times are microseconds on an H200.
 
     ``nbytes`` is what has to be read and written once, ``flop`` counts a multiply-add as two.
-    ``limit`` is the least time of any kernel like the one chosen, ``expected`` what that is expected
-    to take (None where it was not fitted).
+    ``limit`` is the least time of any kernel like the one chosen, ``expected`` what this one is
+    expected to take (None where it was not fitted).
     """
 
     op: str

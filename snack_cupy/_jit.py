@@ -8,12 +8,14 @@ instance (one name expression), and kept per device.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,9 +99,71 @@ def _ensure_cache_folder() -> None:
         os.environ["CUPY_CACHE_DIR"] = temporary
 
 
+MOST_ARGUMENTS = 32
+_ONES = (1, 1)
+
+
+_thread = threading.local()  # .arguments: what `_make_arguments` made for this thread
+
+
+def _make_arguments() -> tuple[Any, int]:
+    """Memory for the arguments of a launch, and the address of the array of pointers into it.
+
+    The driver copies arguments before a launch returns, so a thread needs no more than one.
+    """
+    values = (ctypes.c_int64 * MOST_ARGUMENTS)()
+    first = ctypes.addressof(values)
+    pointers = (ctypes.c_void_p * MOST_ARGUMENTS)(*range(first, first + ctypes.sizeof(values), 8))
+    _thread.pointers = pointers  # to live as long as the thread
+    # A thread that has not used CUDA yet, as those of autograd may be, has no context; any such
+    # call of the runtime gives it one, and the device guards of PyTorch and CuPy change it.
+    require_cupy().cuda.runtime.memGetInfo()
+    _thread.arguments = values, ctypes.addressof(pointers)
+    return _thread.arguments
+
+
+class Function:
+    """A compiled kernel, launched by a call.
+
+    Its arguments are Python ints and are passed with 8 bytes each. ``cupy.cuda.Function`` makes an
+    object of each argument; this writes them to memory that the thread keeps.
+    """
+
+    __slots__ = ("_address", "_function", "_launch", "_launch_together")
+
+    def __init__(self, function: Any, driver: Any) -> None:
+        self._function = function  # keeps the module loaded
+        self._address = function.ptr
+        self._launch, self._launch_together = driver.launchKernel, driver.launchCooperativeKernel
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        arguments: tuple[int, ...],
+        shared_bytes: int,
+        stream: int,
+        cooperative: bool = False,
+    ) -> None:
+        """Launch on ``stream``, a raw one; ``cooperative``: all blocks run at the same time."""
+        x, y, z = (grid + _ONES)[:3]
+        i, j, k = (block + _ONES)[:3]
+        launch_kernel, address = self._launch, self._address
+        try:
+            values, pointers = _thread.arguments
+        except AttributeError:
+            values, pointers = _make_arguments()
+        # Nothing may come between these two: whatever else this thread launched would be mixed in.
+        values[: len(arguments)] = arguments
+        if cooperative:
+            self._launch_together(address, x, y, z, i, j, k, shared_bytes, stream, pointers)
+            return
+        launch_kernel(address, x, y, z, i, j, k, shared_bytes, stream, pointers, 0)
+
+
 @functools.cache
 def compile_instance(file: str, expression: str, device: int, max_shared_bytes: int = 0) -> Any:
-    """The ``cupy.cuda.Function`` of one kernel instance on one device, compiled on first use.
+    """The `Function` of one kernel instance on one device, compiled on first use.
 
     ``max_shared_bytes`` raises the dynamic shared memory limit above 48 KB.
     """
@@ -113,7 +177,7 @@ def compile_instance(file: str, expression: str, device: int, max_shared_bytes: 
             kernel = module.get_function(expression)
             if max_shared_bytes:
                 kernel.max_dynamic_shared_size_bytes = max_shared_bytes
-            return kernel.kernel
+            return Function(kernel.kernel, cupy.cuda.driver)
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(f"snack_cupy: {expression} does not compile\n{error}") from error
         except (ImportError, RuntimeError, OSError) as error:
@@ -124,8 +188,8 @@ def compile_instance(file: str, expression: str, device: int, max_shared_bytes: 
             raise
 
 
-def launch(plan: Any, pointers: tuple[int, ...], stream: Any) -> None:
-    """Launch every step of ``plan`` on ``stream``, an object with the raw stream in ``.ptr``.
+def launch(plan: Any, pointers: tuple[int, ...], stream: int) -> None:
+    """Launch every step of ``plan`` on ``stream``, a raw one (0 is the default stream).
 
     ``pointers`` are device addresses (0 for an absent optional array) in the plan's order. Kernels
     take their sizes first and then pointers, all of them 8 bytes wide, as Python ints are passed.

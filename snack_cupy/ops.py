@@ -357,7 +357,7 @@ def _run(
     )
     plan = dispatch.plan(problem, topology.columns.device.id)
     if not plan.workspace:
-        _jit.launch(plan, pointers, stream)
+        _jit.launch(plan, pointers, stream.ptr)
         return
     workspace = cupy.empty(plan.workspace, cupy.uint8)
     pointers += (workspace.data.ptr,)
@@ -366,7 +366,7 @@ def _run(
         return
     if stream.is_capturing():
         _captured.append(workspace)
-    _jit.launch(plan, pointers, stream)
+    _jit.launch(plan, pointers, stream.ptr)
 
 
 def _multiply(
@@ -385,10 +385,10 @@ def _multiply(
     if problem.op == "sddmm":
         left, right = (_as_matrix(array, problem.batch_major) for array in inputs)
         _product.sample(scratch, left, right, problem.batch_major)
-        _jit.launch(plan, pointers, stream)
+        _jit.launch(plan, pointers, stream.ptr)
         return
     _, dense, bias = inputs
-    _jit.launch(plan, pointers, stream)
+    _jit.launch(plan, pointers, stream.ptr)
     dense, out = (_as_matrix(array, problem.batch_major) for array in (dense, out))
     _product.multiply(scratch, dense, bias, out, problem.batch_major)
 

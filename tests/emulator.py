@@ -80,7 +80,7 @@ def compile_instance(file, expression, device, max_shared_bytes=0):
     library, numbers = _library(file)
     run = getattr(library, f"run_{numbers[expression]}")
 
-    def function(grid, block, arguments, shared_bytes, stream, **options):
+    def function(grid, block, arguments, shared_bytes, stream, cooperative=False):
         assert shared_bytes <= max(max_shared_bytes, 48 * 1024)
         values = (ctypes.c_longlong * len(arguments))(*(int(each) for each in arguments))
         run(grid[0], block[0], ctypes.c_long(shared_bytes), values)

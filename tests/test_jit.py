@@ -1,7 +1,9 @@
 """Sources as they go to the compiler, and the errors of machines that cannot compile or run."""
 
+import ctypes
 import shutil
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -115,7 +117,8 @@ def fake_cupy(monkeypatch):
     current, cupy = [], ModuleType("cupy")
     runtime = SimpleNamespace(getDeviceCount=lambda: 1, CUDARuntimeError=CUDARuntimeError)
     compiler = SimpleNamespace(CompileException=CompileException)
-    cupy.cuda = SimpleNamespace(runtime=runtime, compiler=compiler, Device=Device)
+    driver = SimpleNamespace(launchKernel=None, launchCooperativeKernel=None)
+    cupy.cuda = SimpleNamespace(runtime=runtime, compiler=compiler, driver=driver, Device=Device)
     cupy.current = current
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     _jit.compile_instance.cache_clear()
@@ -183,14 +186,20 @@ def raw_module(fake_cupy, result):
     return made
 
 
+def raw_kernel():
+    """What ``RawModule.get_function`` gives."""
+    return SimpleNamespace(kernel=SimpleNamespace(ptr=0xF))
+
+
 def test_compile_instance_makes_one_module_per_instance_and_device(fake_cupy):
-    raw = SimpleNamespace(kernel="function")
+    raw = raw_kernel()
     made = raw_module(fake_cupy, raw)
     compiled = [
         _jit.compile_instance("spmm.cu", "expression", device, shared)
         for device, shared in ((0, 0), (0, 0), (1, 0))
     ]
-    assert compiled == ["function"] * 3
+    assert all(isinstance(function, _jit.Function) for function in compiled)
+    assert compiled[0] is compiled[1] is not compiled[2]
     assert not hasattr(raw, "max_dynamic_shared_size_bytes")
     assert [device for _, device in made] == [(0,), (1,)]
     options = made[0][0]
@@ -201,7 +210,7 @@ def test_compile_instance_makes_one_module_per_instance_and_device(fake_cupy):
 
 
 def test_compile_instance_raises_the_shared_memory_limit(fake_cupy):
-    raw = SimpleNamespace(kernel="function")
+    raw = raw_kernel()
     raw_module(fake_cupy, raw)
     _jit.compile_instance("spmm.cu", "expression", 0, 227 * 1024)
     assert raw.max_dynamic_shared_size_bytes == 227 * 1024
@@ -229,5 +238,80 @@ def test_other_errors_pass_through_and_nothing_is_kept(fake_cupy):
     raw_module(fake_cupy, RuntimeError("out of memory"))
     with pytest.raises(RuntimeError, match=r"^out of memory$"):
         _jit.compile_instance("spmm.cu", "snack::f<float>", 0)
-    raw_module(fake_cupy, SimpleNamespace(kernel="function"))
-    assert _jit.compile_instance("spmm.cu", "snack::f<float>", 0) == "function"
+    raw_module(fake_cupy, raw_kernel())
+    assert isinstance(_jit.compile_instance("spmm.cu", "snack::f<float>", 0), _jit.Function)
+
+
+# Launches
+
+
+class Driver:
+    """Records launches as CUDA's driver sees them: it reads the arguments through pointers."""
+
+    def __init__(self, count):
+        self.count, self.launches, self.contexts = count, [], []
+
+    def launchKernel(self, address, *geometry_and_pointers):
+        *geometry, stream, pointers, extra = geometry_and_pointers
+        addresses = (ctypes.c_void_p * self.count).from_address(pointers)
+        arguments = [ctypes.c_int64.from_address(each).value for each in addresses]
+        self.launches.append((address, geometry, stream, arguments, extra))
+
+    def launchCooperativeKernel(self, address, *geometry_and_pointers):
+        self.launchKernel(address, *geometry_and_pointers, "together")
+
+    def make_context(self):
+        self.contexts.append(threading.get_ident())
+
+
+@pytest.fixture
+def driver(fake_cupy, monkeypatch):
+    monkeypatch.setattr(_jit, "_thread", threading.local())
+    driver = Driver(3)
+    fake_cupy.cuda.runtime.memGetInfo = driver.make_context
+    return driver
+
+
+STREAM = 7
+
+
+def test_launch_passes_8_bytes_for_each_argument(driver):
+    function = _jit.Function(SimpleNamespace(ptr=0xF), driver)
+    arguments = (1, -2, 2**62)
+    function((5,), (32, 4), arguments, 1024, STREAM)
+    function((6, 2, 3), (64,), arguments[::-1], 0, STREAM)
+    assert driver.launches == [
+        (0xF, [5, 1, 1, 32, 4, 1, 1024], 7, [1, -2, 2**62], 0),
+        (0xF, [6, 2, 3, 64, 1, 1, 0], 7, [2**62, -2, 1], 0),
+    ]
+
+
+def test_cooperative_launch_is_the_drivers(driver):
+    function = _jit.Function(SimpleNamespace(ptr=0xF), driver)
+    function((5,), (32,), (1, 2, 3), 0, STREAM, True)
+    assert driver.launches == [(0xF, [5, 1, 1, 32, 1, 1, 0], 7, [1, 2, 3], "together")]
+
+
+def test_each_thread_has_a_context_and_arguments_of_its_own(driver):
+    function = _jit.Function(SimpleNamespace(ptr=0xF), driver)
+
+    def run():
+        for _ in range(2):
+            function((1,), (1,), (1, 2, 3), 0, STREAM)
+        held.append(_jit._thread.arguments)
+
+    held, threads = [], [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    run()
+    assert len({address for _, address in held}) == 3
+    assert len(driver.contexts) == 3
+    assert driver.contexts[-1] == threading.get_ident()
+
+
+def test_too_many_arguments_are_refused(driver):
+    function = _jit.Function(SimpleNamespace(ptr=0xF), driver)
+    with pytest.raises(ValueError, match="assign sequence"):
+        function((1,), (1,), tuple(range(_jit.MOST_ARGUMENTS + 1)), 0, STREAM)
+    assert driver.launches == []

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from snack_cupy.topology import Topology
-from snack_cupy.torch import ops
+from snack_cupy.torch import products
 from snack_cupy.torch.bridge import Structure
 
 STALE = (
@@ -26,47 +25,87 @@ STALE = (
 _NO_GRADIENTS = (None,) * len(Structure._fields)
 
 
-def _save(ctx: Any, structure: Structure, *dense: torch.Tensor) -> None:
-    *tensors, owner = structure
-    ctx.save_for_backward(*dense, *tensors)
-    ctx.owner = owner
-    # Saved-tensor hooks (checkpointing, offloading) hand back other tensors at backward, whose
-    # versions tell nothing: keep the buffer that an update bumps, and its version, with the graph.
-    # Compiled graphs check the tensors they save themselves.
-    if not torch.compiler.is_compiling():
-        ctx.row_offsets = structure.row_offsets
-        ctx.version = _version(structure.row_offsets, owner)
+def spmm(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    structure: Structure,
+    kernel: str | None = None,
+) -> torch.Tensor:
+    """``x @ W.T + bias``: x (batch, k), values (nnz,), bias (m,) or None, result (batch, m)."""
+    if torch.is_grad_enabled() and (
+        values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return Spmm.apply(x, values, bias, kernel, *structure)
+    return products.spmm(x, values, bias, structure, kernel)
+
+
+def spmm_transposed(grad: torch.Tensor, values: torch.Tensor, structure: Structure) -> torch.Tensor:
+    """``grad @ W``: grad (batch, m), values (nnz,), result (batch, k)."""
+    if torch.is_grad_enabled() and (values.requires_grad or grad.requires_grad):
+        return SpmmTransposed.apply(grad, values, *structure)
+    return products.spmm_transposed(grad, values, structure)
+
+
+def sddmm(grad: torch.Tensor, x: torch.Tensor, structure: Structure) -> torch.Tensor:
+    """Entries of ``grad.T @ x``: grad (batch, m), x (batch, k), result (nnz,)."""
+    if torch.is_grad_enabled() and (grad.requires_grad or x.requires_grad):
+        return Sddmm.apply(grad, x, *structure)
+    return products.sddmm(grad, x, structure)
+
+
+def _save(ctx: Any, structure: Structure, first: torch.Tensor, second: torch.Tensor) -> None:
+    """Keep what backward needs.
+
+    Index tensors have no gradient and need not be offloaded or recomputed: they stay beside the
+    tensors that autograd saves, and an update is told by their version. A compiled graph has no
+    room beside it, and checks the versions of all tensors it saves itself.
+    """
+    if torch.compiler.is_compiling():
+        *tensors, ctx.owner = structure
+        ctx.save_for_backward(first, second, *tensors)
+    else:
+        ctx.save_for_backward(first, second)
+        ctx.set_materialize_grads(False)
+        ctx.structure, ctx.version = structure, _version(structure)
 
 
 def _load(ctx: Any) -> tuple[torch.Tensor, torch.Tensor, Structure]:
-    if not torch.compiler.is_compiling() and _version(ctx.row_offsets, ctx.owner) != ctx.version:
+    """What `_save` kept.
+
+    Raises
+    ------
+    RuntimeError
+        The topology was updated since.
+    """
+    if torch.compiler.is_compiling():
+        first, second, *tensors = ctx.saved_tensors
+        return first, second, Structure(*tensors)._replace(owner=ctx.owner)
+    structure = ctx.structure
+    if _version(structure) != ctx.version:
         raise RuntimeError(STALE)
-    first, second, *tensors = ctx.saved_tensors
-    return first, second, Structure(*tensors)._replace(owner=ctx.owner)
+    first, second = ctx.saved_tensors
+    return first, second, structure
 
 
-def _version(row_offsets: torch.Tensor, owner: Topology | None) -> int:
-    return row_offsets._version if owner is None else owner.version
+def _version(structure: Structure) -> int:
+    owner = structure.owner
+    return structure.row_offsets._version if owner is None else owner.version
 
 
-def _spmm(x: torch.Tensor, values: torch.Tensor, structure: Structure) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        return Spmm.apply(x, values, None, None, *structure)
-    return ops.spmm(x, values, None, structure.row_offsets, structure.columns)
+def gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of x, values and bias of a product, where they are needed; differentiable."""
+    x, values, structure = _load(ctx)
+    if dy is None:
+        return None, None, None
+    need_x, need_values, need_bias = ctx.needs_input_grad[:3]
+    dx = spmm_transposed(dy, values, structure) if need_x else None
+    dv = sddmm(dy, x, structure) if need_values else None
+    db = dy.sum(0) if need_bias else None
+    return dx, dv, db
 
 
-def _spmm_transposed(
-    grad: torch.Tensor, values: torch.Tensor, structure: Structure
-) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        return SpmmTransposed.apply(grad, values, *structure)
-    return ops.spmm_transposed(grad, values, *structure[2:5])
-
-
-def _sddmm(grad: torch.Tensor, x: torch.Tensor, structure: Structure) -> torch.Tensor:
-    if torch.is_grad_enabled():
-        return Sddmm.apply(grad, x, *structure)
-    return ops.sddmm(grad, x, structure.row_offsets, structure.columns)
+# Index tensors are arguments of their own, so that a compiler sees them all.
 
 
 class Spmm(Function):
@@ -84,17 +123,12 @@ class Spmm(Function):
         """The product; ``structure`` is that of `Structure`."""
         held = Structure(*structure)
         _save(ctx, held, x, values)
-        return ops.spmm(x, values, bias, held.row_offsets, held.columns, kernel)
+        return products.spmm(x, values, bias, held, kernel)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of x, values and bias, where they are needed."""
-        x, values, structure = _load(ctx)
-        need_x, need_values, need_bias = ctx.needs_input_grad[:3]
-        dx = _spmm_transposed(dy, values, structure) if need_x else None
-        dv = _sddmm(dy, x, structure) if need_values else None
-        db = dy.sum(0) if need_bias else None
-        return dx, dv, db, None, *_NO_GRADIENTS
+        return *gradients(ctx, dy), None, *_NO_GRADIENTS
 
 
 class SpmmTransposed(Function):
@@ -105,16 +139,19 @@ class SpmmTransposed(Function):
         ctx: Any, grad: torch.Tensor, values: torch.Tensor, *structure: Any
     ) -> torch.Tensor:
         """The product; ``structure`` is that of `Structure`, complete."""
-        _save(ctx, Structure(*structure), grad, values)
-        return ops.spmm_transposed(grad, values, *structure[2:5])
+        held = Structure(*structure)
+        _save(ctx, held, grad, values)
+        return products.spmm_transposed(grad, values, held)
 
     @staticmethod
-    def backward(ctx: Any, dz: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dz: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of grad and values, where they are needed."""
         grad, values, structure = _load(ctx)
+        if dz is None:
+            return None, None, *_NO_GRADIENTS
         need_grad, need_values = ctx.needs_input_grad[:2]
-        dg = _spmm(dz, values, structure) if need_grad else None
-        dv = _sddmm(grad, dz, structure) if need_values else None
+        dg = spmm(dz, values, None, structure) if need_grad else None
+        dv = sddmm(grad, dz, structure) if need_values else None
         return dg, dv, *_NO_GRADIENTS
 
 
@@ -126,13 +163,15 @@ class Sddmm(Function):
         """The sampled product; ``structure`` is that of `Structure`."""
         held = Structure(*structure)
         _save(ctx, held, grad, x)
-        return ops.sddmm(grad, x, held.row_offsets, held.columns)
+        return products.sddmm(grad, x, held)
 
     @staticmethod
-    def backward(ctx: Any, ds: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, ds: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Gradients of grad and x, where they are needed."""
         grad, x, structure = _load(ctx)
+        if ds is None:
+            return None, None, *_NO_GRADIENTS
         need_grad, need_x = ctx.needs_input_grad[:2]
-        dg = _spmm(x, ds, structure) if need_grad else None
-        dx = _spmm_transposed(grad, ds, structure) if need_x else None
+        dg = spmm(x, ds, None, structure) if need_grad else None
+        dx = spmm_transposed(grad, ds, structure) if need_x else None
         return dg, dx, *_NO_GRADIENTS

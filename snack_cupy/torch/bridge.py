@@ -17,7 +17,6 @@ import torch
 
 from snack_cupy import _jit
 from snack_cupy._check import fail
-from snack_cupy._plan import Plan
 from snack_cupy._xp import Array, dtype_name, is_array, is_numpy
 from snack_cupy.topology import Topology
 
@@ -152,36 +151,6 @@ def structure_of(topology: Topology, *, transposed: bool) -> Structure:
         )
     _structures[topology] = (topology.version, structure)
     return structure._replace(owner=topology)  # not kept: the cache holds topologies weakly
-
-
-class RawStream:
-    """What ``cupy.cuda.Function`` needs of a stream: its address in ``.ptr``."""
-
-    __slots__ = ("ptr",)
-
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
-
-
-_raw_streams: dict[int, RawStream] = {}
-
-
-def current_stream(device: int) -> RawStream:
-    """PyTorch's current stream on CUDA device ``device``."""
-    ptr = torch._C._cuda_getCurrentRawStream(device)
-    stream = _raw_streams.get(ptr)
-    if stream is None:
-        stream = _raw_streams[ptr] = RawStream(ptr)
-    return stream
-
-
-def launch(plan: Plan, pointers: tuple[int, ...], device: int) -> None:
-    """Launch a plan on PyTorch's current stream of CUDA device ``device``."""
-    if device == torch._C._cuda_getDevice():
-        _jit.launch(plan, pointers, current_stream(device))
-        return
-    with torch.cuda.device(device):
-        _jit.launch(plan, pointers, current_stream(device))
 
 
 def _allocate(size: int) -> Any:

@@ -7,7 +7,7 @@ import torch
 from snack_cupy._check import fail
 from snack_cupy.dispatch import NON_DETERMINISTIC, SPMM_KERNELS
 from snack_cupy.topology import Topology, check_topology
-from snack_cupy.torch import autograd, ops
+from snack_cupy.torch import autograd
 from snack_cupy.torch.bridge import Structure, structure_of
 
 FLOAT_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -127,8 +127,8 @@ def sddmm(topology: Topology, left: torch.Tensor, right: torch.Tensor) -> torch.
     need_transposed = torch.is_grad_enabled() and right.requires_grad
     structure = structure_of(topology, transposed=need_transposed)
     rows = left.shape[:-1].numel()
-    return autograd.Sddmm.apply(
-        left.reshape(rows, topology.m), right.reshape(rows, topology.k), *structure
+    return autograd.sddmm(
+        left.reshape(rows, topology.m), right.reshape(rows, topology.k), structure
     )
 
 
@@ -159,10 +159,7 @@ def linear(
         _check_kernel(op, kernel, values.dtype)
     _check_features(op, "x", x, k)
     flat = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), k)
-    if torch.is_grad_enabled():
-        y = autograd.Spmm.apply(flat, values, bias, kernel, *structure)
-    else:
-        y = ops.spmm(flat, values, bias, structure.row_offsets, structure.columns, kernel)
+    y = autograd.spmm(flat, values, bias, structure, kernel)
     return y if x.dim() == 2 else y.view(*x.shape[:-1], m)
 
 

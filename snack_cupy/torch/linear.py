@@ -16,11 +16,12 @@ from snack_cupy.topology import Topology, check_topology
 from snack_cupy.torch import (
     bridge,
     conversion,
+    eager,
     functional,
     initialisation,
     ops,
-    product,
     restructuring,
+    scratch,
     state,
 )
 from snack_cupy.torch.weight import SparseWeight
@@ -167,6 +168,9 @@ class SnackLinear(nn.Module):
         ValueError
             ``x`` has another number of features or lives on another device.
         """
+        y = eager.linear(self, x)
+        if y is not None:
+            return y
         functional.check_tensor("SnackLinear", "x", x)
         if x.requires_grad and self.permutation is None and torch.is_grad_enabled():
             self._build_transposed()
@@ -220,7 +224,7 @@ class SnackLinear(nn.Module):
             The batch is less than 1.
         """
         dtype = str(self.values.dtype).removeprefix("torch.")
-        return explain(self.topology, batch, dtype, tf32=product.tf32_allowed())
+        return explain(self.topology, batch, dtype, tf32=scratch.tf32_allowed())
 
     def extra_repr(self) -> str:
         """Sizes for ``repr``."""

@@ -29,11 +29,11 @@ def always(monkeypatch):
 @pytest.fixture
 def torch(cp):
     torch = pytest.importorskip("torch")
-    from snack_cupy.torch import ops as torch_ops
+    from snack_cupy.torch import cuda
 
-    torch_ops._plans.clear()
+    cuda._plans.clear()
     yield torch
-    torch_ops._plans.clear()
+    cuda._plans.clear()
 
 
 def dense_form(host, values):
@@ -130,7 +130,7 @@ def test_product_in_a_graph(torch, host, always):
 
 
 def test_tf32_only_where_pytorch_allows_it(torch, host, always):
-    from snack_cupy.torch import SnackLinear, product
+    from snack_cupy.torch import SnackLinear, scratch
 
     matmul = torch.backends.cuda.matmul
     layer = SnackLinear(SHAPE[1], SHAPE[0], sparsity=0.9, device="cuda")
@@ -141,7 +141,7 @@ def test_tf32_only_where_pytorch_allows_it(torch, host, always):
         results = {}
         for precision in ("ieee", "tf32"):
             matmul.fp32_precision = precision
-            assert product.tf32_allowed() is (precision == "tf32")
+            assert scratch.tf32_allowed() is (precision == "tf32")
             with torch.no_grad():
                 results[precision] = layer(x)
                 assert torch.equal(results[precision], dense(x))

@@ -356,7 +356,7 @@ def launch(op, topology, dtype, arrays):
     plan = dispatch.plan(problem, 0)
     assert plan.product
     pointers = tuple(0 if array is None else array.data.ptr for array in arrays)
-    _jit.launch(plan, pointers, cupy.cuda.get_current_stream())
+    _jit.launch(plan, pointers, cupy.cuda.get_current_stream().ptr)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -124,11 +124,44 @@ def test_updates_follow_the_current_stream(torch, torch_helpers, update):
     torch_helpers.assert_same(layers[1].state_dict(), layers[0].state_dict())
 
 
-def test_stream_is_taken_at_each_call(torch, snack, layer, tensors):
-    from snack_cupy.torch import bridge
+def test_stream_is_taken_at_each_call(torch, layer, tensors, monkeypatch):
+    from snack_cupy import _jit
 
-    seen = []
+    seen, launch = [], _jit.launch
+
+    def noted(plan, pointers, stream):
+        seen.append(stream)
+        launch(plan, pointers, stream)
+
+    monkeypatch.setattr(_jit, "launch", noted)
     for stream in (torch.cuda.Stream(), torch.cuda.default_stream(), torch.cuda.Stream()):
+        seen.clear()
         with torch.cuda.stream(stream):
-            seen.append(bridge.current_stream(0).ptr == stream.cuda_stream)
-    assert all(seen)
+            call(torch, layer, **tensors["new"])
+        assert seen == [stream.cuda_stream] * 3
+
+
+def test_threads_that_never_used_cuda_launch(torch, layer, tensors):
+    from concurrent.futures import ThreadPoolExecutor
+
+    want = call(torch, layer, **tensors["new"])
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as pool:
+            got = pool.submit(call, torch, layer, **tensors["new"]).result()
+        assert_equal(torch, got, want)
+
+
+def test_threads_do_not_mix_their_launches(torch, layer, tensors):
+    from concurrent.futures import ThreadPoolExecutor
+
+    torch.cuda.synchronize()
+    wants = {age: call(torch, layer, **held) for age, held in tensors.items()}
+    torch.cuda.synchronize()
+
+    def run(age):
+        return age, [call(torch, layer, **tensors[age]) for _ in range(100)]
+
+    with ThreadPoolExecutor(4) as pool:
+        for age, results in pool.map(run, ["old", "new"] * 4):
+            for got in results:
+                assert_equal(torch, got, wants[age])

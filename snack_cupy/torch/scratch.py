@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from snack_cupy import _jit
 from snack_cupy._plan import Plan
 from snack_cupy._product import scratch_limit
-from snack_cupy.torch import bridge
 
 SMALLEST_BATCH = 16  # a dense product has never won below
 
@@ -39,7 +39,7 @@ def multiply(
 ) -> None:
     """``out = x @ W.T + bias``; ``shape`` is that of W, which ``pointers`` give."""
     dense = torch.empty(shape, dtype=x.dtype, device=x.device)
-    bridge.launch(plan, (*pointers, dense.data_ptr()), x.get_device())
+    _launch(plan, pointers, dense)
     # With `out` autocast leaves the operands as they are.
     if bias is None:
         torch.mm(x, dense.t(), out=out)
@@ -52,4 +52,10 @@ def sample(plan: Plan, pointers: tuple[int, ...], left: Tensor, right: Tensor) -
     """The entries of ``left.T @ right`` that ``pointers`` tell, to where they tell."""
     dense = torch.empty((left.shape[1], right.shape[1]), dtype=left.dtype, device=left.device)
     torch.mm(left.t(), right, out=dense)
-    bridge.launch(plan, (*pointers, dense.data_ptr()), left.get_device())
+    _launch(plan, pointers, dense)
+
+
+def _launch(plan: Plan, pointers: tuple[int, ...], dense: Tensor) -> None:
+    """On the current stream of the current device, that of ``dense``."""
+    stream = torch._C._cuda_getCurrentRawStream(dense.get_device())
+    _jit.launch(plan, (*pointers, dense.data_ptr()), stream)
