@@ -6,6 +6,8 @@ layer is ``import snack_cupy.torch``.
 
 from snack_cupy._explain import explain
 from snack_cupy._jit import CompileError, CudaUnavailableError
+from snack_cupy._joining import concatenate, kron, stack
+from snack_cupy.construct import diag, eye
 from snack_cupy.coo import COOTensor
 from snack_cupy.ops import sddmm, spmm, spmm_transposed, warmup
 from snack_cupy.topology import Topology
@@ -18,9 +20,14 @@ __all__ = [
     "CudaUnavailableError",
     "Topology",
     "__version__",
+    "concatenate",
+    "diag",
     "explain",
+    "eye",
+    "kron",
     "sddmm",
     "spmm",
     "spmm_transposed",
+    "stack",
     "warmup",
 ]
