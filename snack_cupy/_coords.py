@@ -6,7 +6,7 @@ Everything here takes O(ndim * nnz) memory whatever the shape of the tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -235,9 +235,14 @@ def merge_data(merge: Merge, data: Array) -> Array:
 
 
 def sum_runs(data: Array, starts: Array) -> Array:
-    """Sum of each run ``data[starts[i]:starts[i + 1]]``, the last one to the end; none is empty.
+    """Sum of each run; see `fold_runs`."""
+    return fold_runs(data, starts, get_array_module(data).add)
 
-    Neighbours are added pairwise until each run is one number: a fixed order, the same on every
+
+def fold_runs(data: Array, starts: Array, combine: Callable[[Array, Array], Array]) -> Array:
+    """Fold of each run ``data[starts[i]:starts[i + 1]]``, the last one to the end; none is empty.
+
+    Neighbours are combined pairwise until each run is one number: a fixed order, the same on every
     device, in as many rounds as the longest run has bits.
     """
     xp = get_array_module(data)
@@ -256,7 +261,7 @@ def sum_runs(data: Array, starts: Array) -> Array:
         first = starts[run] + 2 * (item - (ends - halves)[run])
         paired = xp.flatnonzero(first + 1 < (starts + lengths)[run])
         sums = data[first]
-        sums[paired] += data[first[paired] + 1]
+        sums[paired] = combine(sums[paired], data[first[paired] + 1])
         data, starts, lengths = sums, ends - halves, halves
     total[several] = data
     return total

@@ -304,6 +304,19 @@ class StoredEntries:
         """The tensor with its axes reversed; shares `data`."""
         return self.transpose()
 
+    def _with_data(self, data: Array) -> Self:
+        """Other values at the same coordinates, which are shared with what is derived from them."""
+        result = self._from_parts(
+            self._coords,
+            data,
+            self.shape,
+            is_sorted=self._is_sorted,
+            has_duplicates=self._has_duplicates,
+        )
+        result._merge = self._merge
+        result._topology, result._topology_version = self._topology, self._topology_version
+        return result
+
     # Copies
 
     @on_own_device

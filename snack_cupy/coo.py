@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from snack_cupy import _check, _coords, ops
+from snack_cupy import _check, _coords, _joining, ops
+from snack_cupy._array_surface import ArraySurface
 from snack_cupy._check import fail
 from snack_cupy._coords import Merge
-from snack_cupy._entries import StoredEntries, on_own_device
+from snack_cupy._entries import on_own_device
 from snack_cupy._xp import Array, dtype_name, get_array_module, is_array, on_device
 from snack_cupy.topology import Topology, check_topology, mover
 
 SCIPY_FORMATS = ("bsr", "coo", "csc", "csr", "dia", "dok", "lil")
 
 
-class COOTensor(StoredEntries):
+class COOTensor(ArraySurface):
     """Sparse n-dimensional tensor: the position and the value of each stored entry.
 
     Entries may come in any order and positions may occur twice; an element's value is the sum of
@@ -74,9 +75,6 @@ class COOTensor(StoredEntries):
     >>> A.is_sorted, A.has_duplicates, A.coalesce().nnz
     (False, True, 2)
     """
-
-    __array_ufunc__ = None  # array operators with a tensor call its reflected methods
-    __array_priority__ = 100.0
 
     shape: tuple[int, ...]
 
@@ -199,8 +197,10 @@ class COOTensor(StoredEntries):
 
     # Linear algebra
 
-    def __matmul__(self, other: object) -> Array:
-        """Product with a dense vector or matrix: shape (m, k) @ (k,) or (k, n).
+    def __matmul__(self, other: object) -> Any:
+        """Product with a dense vector, matrix or batch: (m, k) @ (k,), (k, n) or (..., k, n).
+
+        With another COOTensor of shape (k, n) the product is sparse.
 
         Dtypes promote as NumPy's do. float32, float64, float16 and bfloat16 run on both devices,
         booleans, integers and complex numbers on the CPU only. Computed by `snack_cupy.spmm`.
@@ -212,6 +212,8 @@ class COOTensor(StoredEntries):
         ValueError
             The tensor is not 2-D, or the other operand has another size or device.
         """
+        if isinstance(other, COOTensor):
+            return _joining.multiply_matrices(self, other)
         return self._multiply(other, reflected=False)
 
     def __rmatmul__(self, other: object) -> Array:
@@ -226,12 +228,18 @@ class COOTensor(StoredEntries):
         self._check_matrix("matmul")
         _check.check_same_device(op, "dense", dense, self.device)
         m, k = self.shape
-        if dense.ndim == 0 or (not reflected and dense.ndim > 2):
-            rule = "have at least 1 dimension" if reflected else "have 1 or 2 dimensions"
-            fail(op, "dense", rule, dense.ndim)
-        if dense.shape[-1 if reflected else 0] != (m if reflected else k):
-            rule = f"have shape (..., {m})" if reflected else f"have shape ({k},) or ({k}, n)"
+        if dense.ndim == 0:
+            fail(op, "dense", "have at least 1 dimension", dense.ndim)
+        if dense.shape[-1 if reflected else max(dense.ndim - 2, 0) - dense.ndim] != (
+            m if reflected else k
+        ):
+            rule = f"have shape (..., {m})" if reflected else f"have shape ({k},) or (..., {k}, n)"
             fail(op, "dense", rule, tuple(dense.shape))
+        if not reflected and dense.ndim > 2:
+            xp = get_array_module(dense)
+            batch, n = dense.shape[:-2], dense.shape[-1]
+            wide = xp.moveaxis(dense, -2, 0).reshape(k, math.prod(batch) * n)
+            return xp.moveaxis(self._multiply(wide, reflected=False).reshape(m, *batch, n), 0, -2)
         try:
             dtype = np.result_type(self.dtype, dense.dtype)
         except TypeError:
@@ -252,49 +260,6 @@ class COOTensor(StoredEntries):
             return matrix @ dense
         rows = dense.reshape(math.prod(dense.shape[:-1]), m)
         return (matrix.T @ rows.T).T.reshape(*dense.shape[:-1], k)
-
-    # Elementwise
-
-    def __mul__(self, scalar: object) -> COOTensor:
-        """Product with a number; elements that are not stored stay zero, whatever the number."""
-        return self._with_scalar(scalar, lambda data, number: data * number)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, scalar: object) -> COOTensor:
-        """Quotient by a number; elements that are not stored stay zero, whatever the number."""
-        return self._with_scalar(scalar, lambda data, number: data / number)
-
-    @on_own_device
-    def __neg__(self) -> COOTensor:
-        """Every element with its sign changed."""
-        return self._with_data(-self._data)
-
-    @on_own_device
-    def _with_scalar(self, scalar: Any, function: Callable[[Array, Any], Array]) -> COOTensor:
-        if not _is_scalar(scalar):
-            return NotImplemented
-        if is_array(scalar):
-            _check.check_same_device("COOTensor", "scalar", scalar, self.device)
-        if self.dtype.name == "bfloat16" and isinstance(scalar, int | float):
-            scalar = self.dtype.type(scalar)  # NumPy lets a Python number decide the dtype here
-        source = self.coalesce() if self.has_duplicates else self
-        data = function(source._data, scalar)
-        _coords.check_value_dtype("COOTensor", "result", data.dtype)
-        return source._with_data(data)
-
-    def _with_data(self, data: Array) -> COOTensor:
-        """Other values at the same coordinates, which are shared with what is derived from them."""
-        result = COOTensor._from_parts(
-            self._coords,
-            data,
-            self.shape,
-            is_sorted=self._is_sorted,
-            has_duplicates=self._has_duplicates,
-        )
-        result._merge = self._merge
-        result._topology, result._topology_version = self._topology, self._topology_version
-        return result
 
     @on_own_device
     def astype(self, dtype: Any, copy: bool = True) -> COOTensor:
@@ -360,21 +325,9 @@ class COOTensor(StoredEntries):
         parts = (move(source._data), (row, col))
         return sparse.coo_array(parts, shape=self.shape, copy=True).asformat(format)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Refused: a conversion to dense is asked for by name."""
-        raise TypeError("COOTensor: a dense array must be asked for with to_dense(), got __array__")
-
 
 def _check_tensor_shape(op: str, shape: Any) -> tuple[int, ...]:
     size = _check.check_matrix_shape(op, shape, ndim=None)
     if max(size, default=0) > _coords.MAX_INDEX:
         fail(op, "shape", "have no entry above 2^63 - 1", size)
     return size
-
-
-def _is_scalar(value: object) -> bool:
-    if isinstance(value, int | float | complex | np.number | np.bool_):
-        return True
-    if isinstance(value, np.generic):
-        return value.dtype.name == "bfloat16"
-    return is_array(value) and value.ndim == 0  # type: ignore[attr-defined]

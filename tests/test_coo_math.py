@@ -113,11 +113,9 @@ def test_coo_numpy_defers_to_it(messy):
     np.testing.assert_array_equal(np.eye(3) @ messy, DENSE)
     for scale in (np.float64(2), np.array(2.0), 2, 2.0):
         assert_coo(scale * messy, 2.0 * DENSE, nnz=4)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        np.ones((3, 4)) * messy
-    with pytest.raises(TypeError, match="operand 'COOTensor' does not support ufuncs"):
-        messy * np.ones((3, 4))
-    with pytest.raises(TypeError):
+    assert_coo(np.full((3, 4), 2.0) * messy, 2.0 * DENSE, nnz=4)
+    assert_coo(messy * np.full((3, 4), 2.0), 2.0 * DENSE, nnz=4)
+    with pytest.raises(ValueError, match=r"ask for a dense result with to_dense\(\)"):
         np.add(messy, 1.0)
 
 
@@ -132,10 +130,13 @@ def test_coo_matmul_takes_arrays_only(messy, other):
 @pytest.mark.parametrize(
     ("product", "message"),
     [
-        (lambda a: a @ np.ones(3), r"dense must have shape \(4,\) or \(4, n\), got \(3,\)"),
-        (lambda a: a @ np.ones((3, 4)), r"dense must have shape \(4,\) or \(4, n\), got \(3, 4\)"),
-        (lambda a: a @ np.ones((1, 4, 2)), "dense must have 1 or 2 dimensions, got 3"),
-        (lambda a: a @ np.array(1.0), "dense must have 1 or 2 dimensions, got 0"),
+        (lambda a: a @ np.ones(3), r"dense must have shape \(4,\) or \(..., 4, n\), got \(3,\)"),
+        (
+            lambda a: a @ np.ones((3, 4)),
+            r"must have shape \(4,\) or \(..., 4, n\), got \(3, 4\)",
+        ),
+        (lambda a: a @ np.ones((1, 3, 2)), r"dense must have shape \(4,\) or \(..., 4, n\), got"),
+        (lambda a: a @ np.array(1.0), "dense must have at least 1 dimension, got 0"),
         (lambda a: np.ones(4) @ a, r"dense must have shape \(..., 3\), got \(4,\)"),
         (lambda a: np.ones((3, 4)) @ a, r"dense must have shape \(..., 3\), got \(3, 4\)"),
         (lambda a: np.array(1.0) @ a, "dense must have at least 1 dimension, got 0"),
@@ -144,7 +145,7 @@ def test_coo_matmul_takes_arrays_only(messy, other):
 )
 def test_coo_matmul_rejects_shapes(messy, product, message):
     for tensor in (messy, messy.astype(np.int64)):
-        with pytest.raises(ValueError, match=f"COOTensor.matmul: {message}"):
+        with pytest.raises(ValueError, match=f"COOTensor.matmul: .*{message}"):
             product(tensor)
 
 
@@ -209,7 +210,7 @@ def test_coo_arithmetic_takes_numbers_only(messy, scalar):
     for product in (lambda: messy * scalar, lambda: scalar * messy, lambda: messy / scalar):
         with pytest.raises(TypeError):
             product()
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(ValueError, match="must keep zeros zero"):
         _ = 2 / messy
 
 
