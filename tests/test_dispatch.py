@@ -344,8 +344,10 @@ def test_kernel_arrays_come_last_and_in_the_order_of_the_plans(name):
     assert parameters(kernel.file, name)[-len(expected) :] == expected
 
 
-def test_every_kernel_of_the_table_has_its_argument_order_tested():
-    assert set(ARGUMENTS) == {kernel.name for kernel in kernels.KERNELS}
+def test_every_kernel_of_a_plan_has_its_argument_order_tested():
+    # Those of topology updates are not planned; tests/test_emulation_updates.py runs them all.
+    updates = {"select.cu", "grow.cu", "merge.cu", "gradient.cu", "transpose.cu"}
+    assert set(ARGUMENTS) == {k.name for k in kernels.KERNELS if k.file not in updates}
 
 
 @pytest.mark.parametrize("op", ["spmm", "spmm_transposed", "sddmm"])
