@@ -10,7 +10,7 @@ from snack_cupy import _check, _coords
 from snack_cupy._check import fail
 from snack_cupy._xp import Array, get_array_module, is_array, on_device
 from snack_cupy.coo import COOTensor
-from snack_cupy.topology import mover
+from snack_cupy.topology import device_name, mover
 
 
 def eye(
@@ -42,7 +42,7 @@ def eye(
     """
     m, k = _check.check_matrix_shape("eye", (m, m if k is None else k))
     length = max(min(m, k - offset) if offset >= 0 else min(m + offset, k), 0)
-    return _on_diagonal(mover(device)(np.ones(length, dtype)), offset, (m, k))
+    return _on_diagonal(mover(device_name(device))(np.ones(length, dtype)), offset, (m, k))
 
 
 def diag(values: Array, *, offset: int = 0) -> COOTensor:

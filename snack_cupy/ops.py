@@ -349,9 +349,11 @@ def _run(
     pointers = tuple(0 if a is None else int(a.data.ptr) for a in (*structure, *inputs, out))
     aligned = all(pointer % 16 == 0 for pointer in pointers[1:])  # offsets are read one by one
     stream = cupy.cuda.get_current_stream()
-    # CuPy can neither capture calls of the dense library nor multiply bfloat16 by it.
-    dtype = dtype_name(out)
-    scratch = 0 if stream.is_capturing() or dtype == "bfloat16" else None
+    # CuPy can neither capture calls of the dense library nor multiply bfloat16 by it; a bias added
+    # to float16 products would round them twice.
+    dtype, biased = dtype_name(out), op == "spmm" and inputs[2] is not None
+    refused = stream.is_capturing() or dtype == "bfloat16" or (dtype == "float16" and biased)
+    scratch = 0 if refused else None
     problem = problem_of(
         op, topology, n, dtype, batch_major, aligned=aligned, kernel=kernel, scratch=scratch
     )

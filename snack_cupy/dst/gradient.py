@@ -134,7 +134,8 @@ def _by_blocks(topology: Topology, left: Array, right: Array, n: int) -> Array:
     active = topology.positions
     for row in range(0, m if n else 0, step):
         end = min(row + step, m)
-        fresh = _scores(xp, left[:, row:end].T @ right).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):  # scored like any other
+            fresh = _scores(xp, left[:, row:end].T @ right).ravel()
         inactive = xp.ones(fresh.shape[0], bool)
         first, last = int(topology.row_offsets[row]), int(topology.row_offsets[end])
         inactive[active[first:last] - row * k] = False
@@ -149,8 +150,7 @@ def _by_blocks(topology: Topology, left: Array, right: Array, n: int) -> Array:
 
 def _scores(xp: ModuleType, gradient: Array) -> Array:
     """The better the smaller: the bits of the magnitude as float32, from the largest down."""
-    with np.errstate(over="ignore"):
-        rounded = xp.ascontiguousarray(gradient.astype(np.float32, copy=False))
+    rounded = xp.ascontiguousarray(gradient.astype(np.float32, copy=False))
     keys = rounded.view(np.uint32) & _LARGEST
     keys[keys > _INFINITY] = _LARGEST
     keys[keys < _SMALLEST_NORMAL] = 0

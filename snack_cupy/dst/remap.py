@@ -168,7 +168,7 @@ class Remap:
             _check.check_shape(op, "out", out, shape)
         with on_device(array):
             xp = get_array_module(array)
-            if np.isscalar(fill) and fill == 0 and _device.moves(array):
+            if isinstance(fill, int) and fill == 0 and _device.moves(array):
                 result = xp.empty(shape, array.dtype)
                 _device.move(array, self.new_to_old, result)
                 if out is None:

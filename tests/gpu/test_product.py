@@ -57,6 +57,7 @@ def test_product_of_arrays(cp, rng, host, always, dtype, batch_major):
     x, dy = put(turn(x)), put(turn(dy))
     problem = ops.problem_of("spmm", topology, BATCH, dtype, batch_major)
     assert dispatch.plan(problem, 0).product
+    assert_exact(snack_cupy.spmm(topology, given, x, **keywords), turn(y - bias))
     assert_exact(snack_cupy.spmm(topology, given, x, bias=put(bias), **keywords), turn(y))
     assert_exact(snack_cupy.spmm_transposed(topology, given, dy, **keywords), turn(dx))
     assert_exact(snack_cupy.sddmm(topology, dy, x, **keywords), dw[host.row, host.col])
