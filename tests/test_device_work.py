@@ -50,8 +50,8 @@ def test_work_passes_sizes_first_and_launches_nothing_for_no_blocks(monkeypatch)
     work.launch(KERNEL, 3, (1, 2), 30, 40, T="float64")
     work.launch(KERNEL, 3, (1,), 30, threads=64, cooperative=True, T="float64")
     assert calls == [
-        (((3,), (256,), (1, 2, 30, 40), 0, None), {}),
-        (((3,), (64,), (1, 30), 0, None), {"enable_cooperative_groups": True}),
+        (((3,), (256,), (1, 2, 30, 40), 0, 0, False), {}),
+        (((3,), (64,), (1, 30), 0, 0, True), {}),
     ]
 
 
