@@ -21,7 +21,7 @@ from helpers import (
     problem_ids,
 )
 
-from snack_cupy import Topology, ops, sddmm, spmm, spmm_transposed, warmup
+from snack_cupy import Topology, ops, scratch_limit, sddmm, spmm, spmm_transposed, warmup
 
 each_problem = pytest.mark.parametrize("p", PROBLEMS, ids=problem_ids(PROBLEMS))
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
@@ -308,4 +308,6 @@ def test_problem_of_describes_the_topology():
         "batch_major": True,
         "aligned": False,
         "kernel": "csr",
+        "scratch": scratch_limit(),
+        "tf32": False,
     }
