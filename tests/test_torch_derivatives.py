@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import make_topology, problem
+from torch.autograd import forward_ad
 from torch_helpers import dense_spmm, double_operands, operands, require_grad
 
 from snack_cupy import dst, random
@@ -143,3 +144,27 @@ def test_backward_after_values_changed_raises(topology, doubles):
         values.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(gradient)
+
+
+# Forward mode: there is none, and a product without a tangent would be a wrong derivative
+
+
+@pytest.mark.parametrize("recording", [True, False], ids=["grad", "no_grad"])
+def test_forward_mode_is_refused(topology, doubles, recording):
+    values, x, _, gradient = (tensor.detach() for tensor in doubles)
+    with torch.set_grad_enabled(recording), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            spmm(topology, values, dual)
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            sddmm(topology, gradient, dual)
+        torch.testing.assert_close(spmm(topology, values, x), dense_spmm(topology, values, x))
+
+
+def test_forward_mode_of_a_backward_is_refused(topology, doubles):
+    values, x, _, gradient = doubles
+    y = spmm(topology, values, x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(gradient, torch.ones_like(gradient))
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            torch.autograd.grad(y, x, dual)

@@ -8,6 +8,7 @@ import emulator
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch_helpers import LAYOUTS, dense_matrix, integers, require_grad, seeded_layer
 
@@ -318,6 +319,25 @@ def test_transforms_are_refused(layer, x):
         torch.func.vmap(layer)(x[:, None])
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.func.grad(lambda z: layer(z).sum())(x)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["training", "frozen"])
+def test_forward_mode_goes_the_long_way_and_is_refused(layer, x, short, frozen):
+    layer.requires_grad_(not frozen)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            layer(dual)
+    assert short == [False]
+
+
+def test_forward_mode_of_a_backward_is_refused(layer, x, short):
+    y = layer(x.requires_grad_())
+    assert short == [True]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y))
+        with pytest.raises(NotImplementedError, match="forward mode AD"):
+            torch.autograd.grad(y, (x, layer.values), dual)
 
 
 def test_traced_layers_hold_the_operation(layer, x, short, monkeypatch):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from snack_cupy.torch import products
 from snack_cupy.torch.bridge import Structure
@@ -33,25 +33,39 @@ def spmm(
     kernel: str | None = None,
 ) -> torch.Tensor:
     """``x @ W.T + bias``: x (batch, k), values (nnz,), bias (m,) or None, result (batch, m)."""
-    if torch.is_grad_enabled() and (
-        values.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if _recorded(x, values, bias):
         return Spmm.apply(x, values, bias, kernel, *structure)
     return products.spmm(x, values, bias, structure, kernel)
 
 
 def spmm_transposed(grad: torch.Tensor, values: torch.Tensor, structure: Structure) -> torch.Tensor:
     """``grad @ W``: grad (batch, m), values (nnz,), result (batch, k)."""
-    if torch.is_grad_enabled() and (values.requires_grad or grad.requires_grad):
+    if _recorded(grad, values):
         return SpmmTransposed.apply(grad, values, *structure)
     return products.spmm_transposed(grad, values, structure)
 
 
 def sddmm(grad: torch.Tensor, x: torch.Tensor, structure: Structure) -> torch.Tensor:
     """Entries of ``grad.T @ x``: grad (batch, m), x (batch, k), result (nnz,)."""
-    if torch.is_grad_enabled() and (grad.requires_grad or x.requires_grad):
+    if _recorded(grad, x):
         return Sddmm.apply(grad, x, *structure)
     return products.sddmm(grad, x, structure)
+
+
+def _recorded(*operands: torch.Tensor | None) -> bool:
+    """Whether a product of these has to be told to autograd."""
+    if forward_mode():
+        return True
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+
+
+def forward_mode() -> bool:
+    """Whether operands may carry tangents, also without gradients.
+
+    There are no such derivatives here. Only `Function.apply` says so; a kernel would drop the
+    tangent, which stands for a derivative of zero.
+    """
+    return forward_ad._current_level >= 0
 
 
 def _save(ctx: Any, structure: Structure, first: torch.Tensor, second: torch.Tensor) -> None:

@@ -50,6 +50,7 @@ def linear(layer: SnackLinear, x: Tensor) -> Tensor | None:
         or torch._C._is_torch_function_mode_enabled()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_tracing()
+        or autograd.forward_mode()
     ):
         return None
     if bias is not None and (
@@ -111,6 +112,7 @@ class _Linear(Function):
             or torch._C._are_functorch_transforms_active()
             or torch._C._is_torch_function_mode_enabled()
             or torch._C._len_torch_dispatch_stack()
+            or autograd.forward_mode()
         ):
             return *autograd.gradients(ctx, dy), None, None
         rows, columns, col_offsets, packed_rows, permutation, _ = ctx.structure
